@@ -1,0 +1,1 @@
+"""The outside world, one package each; adapters do not import each other."""

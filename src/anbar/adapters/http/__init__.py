@@ -1,0 +1,1 @@
+"""The OpenAI API over HTTP: our own server and upstream client on asyncio protocols."""

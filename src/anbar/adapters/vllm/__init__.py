@@ -1,0 +1,1 @@
+"""vLLM: launching, KV events, metrics, and the classes that vLLM loads."""

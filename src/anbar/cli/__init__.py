@@ -1,0 +1,1 @@
+"""The anbar command, one file per subcommand."""

@@ -1,0 +1,1 @@
+"""The models of anbar.yaml and the pure renderer of engine arguments."""

@@ -1,0 +1,1 @@
+"""Frozen values shared by every part: ids, block chains, KV events, fleet views, costs, errors."""

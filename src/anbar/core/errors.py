@@ -1,0 +1,73 @@
+"""The error tree. Adapters map foreign errors into it with `raise ... from`.
+
+AnbarError
+├── ConfigError        anbar.yaml or an option is wrong: names file, key, value, what is allowed
+├── RequestError       the client's fault: a 4xx in OpenAI's error shape
+├── UpstreamError      an engine failed before its first byte: the next engine may be tried
+│   ├── UpstreamUnreachable   connect refused, reset, closed
+│   └── UpstreamTimeout       no first byte within the limit
+├── UpstreamBroken     an engine failed after its first byte
+├── NoEngine           nothing can serve the request now: 503
+├── StackError         a part of the stack did not start or died
+└── StoreError         a store could not be opened (calls on an open store report outcomes instead)
+"""
+
+
+class AnbarError(Exception):
+    """Base of all errors that Anbar raises on purpose; its text is fit for a user."""
+
+
+class ConfigError(AnbarError):
+    """A configuration value is unknown or wrong."""
+
+
+class RequestError(AnbarError):
+    """The client sent something that cannot be served; nothing reached an engine.
+
+    `status` is the HTTP status, `kind` OpenAI's `error.type`, `code` OpenAI's `error.code`,
+    `param` the field at fault.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.param = param
+
+
+class UpstreamError(AnbarError):
+    """An engine failed before the first byte of its answer."""
+
+
+class UpstreamUnreachable(UpstreamError):
+    """The connection was refused, reset or closed before an answer began."""
+
+
+class UpstreamTimeout(UpstreamError):
+    """No answer began within the limit."""
+
+
+class UpstreamBroken(AnbarError):
+    """An engine failed after the first byte of its answer."""
+
+
+class NoEngine(AnbarError):
+    """No engine can serve this request now."""
+
+
+class StackError(AnbarError):
+    """A part of the stack did not start, or died."""
+
+
+class StoreError(AnbarError):
+    """A store could not be opened."""

@@ -1,0 +1,22 @@
+"""A client's request as the router's policies see it: no HTTP, no text."""
+
+from dataclasses import dataclass
+
+from anbar.core.ids import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """What routing depends on.
+
+    `token_ids` is empty when the request could not be tokenized: routing is then by load alone.
+    `num_tokens` is the prompt's length in tokens (an estimate when `token_ids` is empty).
+    """
+
+    request_id: RequestId
+    model: str
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    max_output_tokens: int = 0
+    lora: str | None = None
+    cache_salt: str | None = None

@@ -1,0 +1,1 @@
+"""Routing policies: filter, score, pick; the prefix index. Pure: no clock, no I/O."""

@@ -1,0 +1,1 @@
+"""The discrete-event engine model (not yet part of a release)."""

@@ -1,0 +1,90 @@
+"""The `Store` port: what holds the shared tier.
+
+What makes a class here a Store
+-------------------------------
+- Synchronous, and callable from several threads at once. Every call has a deadline (`timeout_s`, seconds from
+  the call) and returns one outcome per key, in the order of the keys. Calls never raise for a key's sake:
+  a damaged entry is CORRUPT, an unreachable store ERROR, a late one TIMEOUT.
+- `put` is atomic per key: a reader sees the whole value or none. Putting a key that exists is a success.
+- `get_into` writes into a caller's buffer only while the call runs: nothing touches a buffer after the call
+  returned, also when it returned TIMEOUT. The content of a buffer whose outcome is not HIT is undefined.
+- A value that does not verify (length, fingerprint, checksum) is CORRUPT, never HIT, and is removed.
+- Keys are bytes of any length >= 1; equal keys under different `scope` are different entries.
+- `close` ends the store's threads and sockets; calls after it return ERROR.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+Scope = str
+"""Sharing group of an entry: the tenant's, or "" when there is none. Never a secret."""
+
+
+class Outcome(Enum):
+    """What became of one key."""
+
+    HIT = "hit"
+    """exists: it is there; get_into: read and verified; put, delete: done."""
+    MISS = "miss"
+    CORRUPT = "corrupt"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class PutItem:
+    """One value to store: `data` is any contiguous buffer of bytes, read only while the call runs."""
+
+    key: bytes
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Occupancy as the store knows it; -1 would be a lie, so what is not known is None."""
+
+    num_entries: int | None
+    used_bytes: int | None
+    capacity_bytes: int | None
+
+
+class Store(Protocol):
+    """See the module's text for the contract; `anbar.testing.store_contract` is its test suite."""
+
+    @property
+    def id(self) -> str:
+        """Stable name of the store, equal for all engines that share it: the owner in KV events."""
+        ...
+
+    def exists(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        """HIT or MISS per key (TIMEOUT, ERROR when the store cannot tell). Does not verify the value."""
+        ...
+
+    def get_into(
+        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+    ) -> list[Outcome]:
+        """Read each value into the buffer beside it; a length that differs from the buffer's is CORRUPT."""
+        ...
+
+    def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        """Store values; FULL when capacity is spent and nothing may be evicted."""
+        ...
+
+    def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        """Remove entries; MISS for a key that was not there."""
+        ...
+
+    def delete_scope(self, scope: Scope, *, timeout_s: float) -> Outcome:
+        """Remove every entry of a scope."""
+        ...
+
+    def stats(self) -> StoreStats:
+        """Occupancy; cheap, may be a little old."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and handles; idempotent."""
+        ...

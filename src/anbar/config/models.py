@@ -1,0 +1,277 @@
+"""The models of `anbar.yaml`: what each key means, its unit and its default.
+
+These classes check one value at a time; what must agree between values is in `config.checks`, and
+`config.load` adds file and line to every complaint. Paths are as written; `load` makes them absolute,
+relative to the directory of the file.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from anbar.config.sizes import parse_size
+
+Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
+"""A size: an integer number of bytes, or text such as `2GiB`."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,46}[a-z0-9])?$")]
+"""Safe in a header, a file name, a metric label and a /dev/shm name: 1 to 48 of a-z 0-9 . _ - beginning and
+ending with a letter or digit."""
+
+Int = Annotated[int, Field(strict=True)]
+"""A whole number, not text that looks like one and not true or false."""
+
+Port = Annotated[Int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$")]
+ZmqUrl = Annotated[str, StringConstraints(pattern=r"^(tcp://[^/\s]+:\d+|ipc:///\S+)$")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class Device(StrEnum):
+    """Where an engine computes."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """Number format of weights and KV."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Restart(StrEnum):
+    """What becomes of an engine that died after it had been ready."""
+
+    ON_FAILURE = "on-failure"
+    NEVER = "never"
+
+
+class CacheMode(StrEnum):
+    """Where KV blocks may go when they leave the device."""
+
+    NONE = "none"
+    NATIVE = "native"
+    SHARED = "shared"
+
+
+class Offload(StrEnum):
+    """Which tokens' KV leaves the device."""
+
+    ALL = "all"
+    PROMPT = "prompt"
+
+
+class StoreKind(StrEnum):
+    """What holds the shared tier."""
+
+    FILES = "files"
+
+
+class PolicyName(StrEnum):
+    """How the router picks an engine."""
+
+    PREDICTED_TTFT = "predicted_ttft"
+    LEAST_LOADED = "least_loaded"
+    ROUND_ROBIN = "round_robin"
+
+
+class ClientKvFields(StrEnum):
+    """What the router does with `kv_transfer_params` and `cache_salt` in a client's request."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""The small model that `anbar model` unpacks: real, Apache-2.0, and quick enough for two CPU cores."""
+
+
+class LaunchConfig(_Model):
+    """Engines that `anbar up` starts on this machine."""
+
+    model: Annotated[str, StringConstraints(min_length=1)] = DEFAULT_MODEL
+    """A directory with a model, a name on the Hugging Face hub, or `smollm2-135m-instruct`, which Anbar
+    unpacks from an installed package without any download."""
+
+    served_name: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """The `model` that clients send. null: the last part of `model` (`smollm2-135m-instruct`)."""
+
+    device: Device = Device.AUTO
+    """auto: cuda if the engine interpreter's vLLM is built for it and a GPU is visible, else cpu."""
+
+    dtype: Dtype = Dtype.AUTO
+    """auto: the model's own on cuda; on a cpu bfloat16 where the cores have AMX or AVX512-BF16, else float32,
+    which is a hundred times faster there."""
+
+    count: Annotated[Int, Field(ge=1, le=64)] = 1
+    """Number of equal engines, called `<name>-0`, `<name>-1`, …"""
+
+    port: Port = 8100
+    """HTTP port of the first engine on 127.0.0.1; the next engines take the ports after it."""
+
+    max_model_len: Annotated[Int, Field(ge=1)] | None = None
+    """Longest prompt plus answer, in tokens. null: what the model allows."""
+
+    num_device_blocks: Annotated[Int, Field(ge=2)] | None = None
+    """Number of KV blocks on the device. null: what fits. Small values force eviction and preemption, for
+    tests and measurements."""
+
+    block_size: Annotated[Int, Field(ge=1, le=1024)] | None = None
+    """Tokens per KV block. null: 32 on a cpu, vLLM's choice on cuda. On a cpu a multiple of 32."""
+
+    tensor_parallel: Annotated[Int, Field(ge=1, le=64)] = 1
+    """Worker processes (GPUs) that share one engine's weights."""
+
+    kv_cache_bytes: Bytes | None = None
+    """Device memory for KV, per worker. null: 1GiB on a cpu, what vLLM finds free on cuda."""
+
+    args: tuple[str, ...] = ()
+    """More arguments for vLLM's API server, as on its command line. Those that Anbar sets are refused."""
+
+    env: dict[EnvName, str] = Field(default_factory=dict)
+    """More environment variables for these engines."""
+
+    restart: Restart = Restart.ON_FAILURE
+    """on-failure: an engine that dies is started again, with growing pauses of 1 to 60 s."""
+
+    ready_timeout_s: Seconds = 600.0
+    """Seconds until an engine that has not become ready counts as failed: loading a large model is slow."""
+
+
+class EngineConfig(_Model):
+    """One engine, or `launch.count` equal ones: either started here (`launch`) or already running (`url`)."""
+
+    name: Name
+    """Unique within the file; appears in headers, metrics and logs."""
+
+    launch: LaunchConfig | None = None
+    """Start this engine. Not together with `url`."""
+
+    url: HttpUrl | None = None
+    """Base address of an engine that runs already, without `/v1`. Not together with `launch`."""
+
+    api_key_env: EnvName | None = None
+    """Name of the environment variable that holds the engine's API key; the key itself never stands here."""
+
+    api_key_file: Path | None = None
+    """File whose content is the engine's API key. Not together with `api_key_env`."""
+
+    events: ZmqUrl | None = None
+    """Where the engine publishes KV events. null: asked from the engine; if it has none, the router goes by
+    load and by what it sent before."""
+
+    replay: ZmqUrl | None = None
+    """Where the engine replays KV events after a gap. null: asked from the engine."""
+
+    tokenizer: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Directory (or hub name) of the engine's tokenizer. null: the model's own directory when the engine
+    names one that exists on this machine, else the engine is asked to tokenize."""
+
+
+class StoreConfig(_Model):
+    """The shared store: one per stack, the same for all engines."""
+
+    kind: StoreKind = StoreKind.FILES
+    """files: a directory, on a local disk or a file system that all machines mount."""
+
+    path: Path | None = None
+    """Directory of a `files` store. null: `<state_dir>/store`."""
+
+    id: Name | None = None
+    """Stable name of the store in KV events; equal on every machine that shares it. null: `files-` and a
+    digest of the absolute path."""
+
+    timeout_s: Seconds = 5.0
+    """Deadline of one call on the store; later it counts as a miss and the engine recomputes."""
+
+
+class CacheConfig(_Model):
+    """Where KV goes when it leaves the device of a launched engine."""
+
+    mode: CacheMode = CacheMode.SHARED
+    """none: dropped. native: host RAM of the same engine. shared: host RAM and the store."""
+
+    host_bytes: Bytes = 2 * 1024**3
+    """Host RAM per engine for evicted and preempted KV, in /dev/shm; over all its workers together."""
+
+    chunk_blocks: Annotated[Int, Field(ge=1, le=1024)] = 1
+    """KV blocks per offloaded chunk: larger chunks mean fewer, larger transfers, and a coarser prefix."""
+
+    offload: Offload = Offload.ALL
+    """all: answers too, so that the next turn of a chat finds them. prompt: prompts only."""
+
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    """Used when `mode` is shared."""
+
+
+class RouterConfig(_Model):
+    """The one endpoint that clients talk to."""
+
+    host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
+    """Address to listen on. 0.0.0.0 offers the stack to the network: nothing asks for a key yet."""
+
+    port: Port = 8000
+    """TCP port to listen on."""
+
+    policy: PolicyName = PolicyName.PREDICTED_TTFT
+    """predicted_ttft: the engine predicted to answer first, given where the prefix is and how busy each engine
+    is. least_loaded, round_robin: without regard to the cache, for comparison."""
+
+    max_body_bytes: Annotated[Bytes, Field(ge=1024)] = 32 * 1024**2
+    """Longest request body; more is refused with 413 before it is read."""
+
+    connect_timeout_s: Seconds = 2.0
+    """Seconds to open a connection to an engine before the next engine is tried."""
+
+    first_byte_timeout_s: Seconds = 300.0
+    """Seconds from sending a request to the first byte of the answer before the next engine is tried. A long
+    prefill in a long queue is slow, not dead."""
+
+    idle_timeout_s: Seconds = 120.0
+    """Seconds without a byte, in the middle of an answer or of a request body, before it counts as broken."""
+
+    health_interval_s: Seconds = 1.0
+    """Seconds between two looks at each engine's health and metrics."""
+
+    drain_timeout_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
+    """Seconds that running answers get to finish after SIGTERM."""
+
+    client_kv_fields: ClientKvFields = ClientKvFields.REFUSE
+    """refuse: a request that carries `kv_transfer_params` or `cache_salt` gets 400, since a client that names
+    a remote host would make an engine connect to it. allow: passed on; only for clients you trust."""
+
+
+def _default_engines() -> tuple[EngineConfig, ...]:
+    return (EngineConfig(name="smollm2", launch=LaunchConfig(count=2)),)
+
+
+class AnbarConfig(_Model):
+    """The whole of `anbar.yaml`. Without a file: two engines of the small model and a shared cache."""
+
+    state_dir: Path = Path(".anbar")
+    """Directory (mode 0700) of pids, sockets, logs and the default store."""
+
+    engines: Annotated[tuple[EngineConfig, ...], Field(min_length=1)] = Field(
+        default_factory=_default_engines
+    )
+    """The engines behind the endpoint."""
+
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    """What happens to KV that leaves the device."""
+
+    router: RouterConfig = Field(default_factory=RouterConfig)
+    """The endpoint."""

@@ -228,8 +228,8 @@ class RouterConfig(_Model):
     """TCP port to listen on."""
 
     policy: PolicyName = PolicyName.PREDICTED_TTFT
-    """predicted_ttft: the engine predicted to answer first, given where the prefix is and how busy each engine
-    is. least_loaded, round_robin: without regard to the cache, for comparison."""
+    """predicted_ttft: the engine predicted to answer first, given where the prefix is and how busy each is.
+    least_loaded, round_robin: without regard to the cache, for comparison."""
 
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = 32 * 1024**2
     """Longest request body; more is refused with 413 before it is read."""

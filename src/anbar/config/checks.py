@@ -1,0 +1,99 @@
+"""What must agree between the values of a configuration. Pure; each check yields its problems."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from anbar.config.managed import MANAGED_ARGS, MANAGED_ENV, managed_flag
+from anbar.config.models import AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
+from anbar.config.problems import KeyPath, Problem
+from anbar.config.sizes import format_size
+
+MIN_HOST_BYTES = 16 * 1024**2
+"""Below this no known model's chunk fits a few times; the exact need of the model is checked by doctor."""
+
+CPU_BLOCK_MULTIPLE = 32
+"""vLLM's CPU attention takes only multiples of this as block size (v1/attention/backends/cpu_attn.py)."""
+
+
+def check(config: AnbarConfig) -> Iterator[Problem]:
+    """All problems between values of `config`."""
+    for index, engine in enumerate(config.engines):
+        yield from _engine(engine, ("engines", index))
+    yield from _names(config)
+    yield from _ports(config)
+    yield from _cache(config)
+
+
+def engine_ids(engine: EngineConfig) -> list[str]:
+    """The ids of the engines that one entry stands for: `<name>-0`, … when launched, `<name>` otherwise."""
+    if engine.launch is None:
+        return [engine.name]
+    return [f"{engine.name}-{index}" for index in range(engine.launch.count)]
+
+
+def _engine(engine: EngineConfig, path: KeyPath) -> Iterator[Problem]:
+    if engine.launch is None and engine.url is None:
+        yield Problem(path, "needs `launch` (start an engine here) or `url` (one that runs already)")
+    if engine.launch is not None and engine.url is not None:
+        yield Problem((*path, "url"), "cannot stand beside `launch`: an engine is started here or attached")
+    if engine.api_key_env is not None and engine.api_key_file is not None:
+        yield Problem((*path, "api_key_file"), "cannot stand beside `api_key_env`: keep one")
+    if engine.launch is not None:
+        for key in ("api_key_env", "api_key_file", "events", "replay", "tokenizer"):
+            if getattr(engine, key) is not None:
+                yield Problem((*path, key), "is only for engines with `url`: a launched engine's is known")
+        yield from _launch(engine.launch, (*path, "launch"))
+
+
+def _launch(launch: LaunchConfig, path: KeyPath) -> Iterator[Problem]:
+    for index, argument in enumerate(launch.args):
+        flag = managed_flag(argument)
+        if flag is not None:
+            yield Problem((*path, "args", index), f"{flag} is not allowed here: {MANAGED_ARGS[flag]}")
+    for name in launch.env:
+        if name in MANAGED_ENV:
+            yield Problem((*path, "env", name), f"is not allowed here: {MANAGED_ENV[name]}")
+    last_port = launch.port + launch.count - 1
+    if last_port > 65535:
+        yield Problem(
+            (*path, "port"), f"{launch.count} engines from {launch.port} need ports up to {last_port}"
+        )
+    size = launch.block_size
+    if launch.device is Device.CPU and size is not None and size % CPU_BLOCK_MULTIPLE:
+        yield Problem(
+            (*path, "block_size"), f"is {size}; allowed on a cpu: multiples of {CPU_BLOCK_MULTIPLE}"
+        )
+
+
+def _names(config: AnbarConfig) -> Iterator[Problem]:
+    ids = Counter(engine_id for engine in config.engines for engine_id in engine_ids(engine))
+    urls: set[str] = set()
+    for index, engine in enumerate(config.engines):
+        twice = [engine_id for engine_id in engine_ids(engine) if ids[engine_id] > 1]
+        if twice:
+            yield Problem(("engines", index, "name"), f"two engines would be called {twice[0]!r}")
+        if engine.url is not None:
+            url = engine.url.rstrip("/")
+            if url in urls:
+                yield Problem(("engines", index, "url"), "is the address of another engine too")
+            urls.add(url)
+
+
+def _ports(config: AnbarConfig) -> Iterator[Problem]:
+    taken = {config.router.port: "the router"}
+    for index, engine in enumerate(config.engines):
+        if engine.launch is None:
+            continue
+        for offset, engine_id in enumerate(engine_ids(engine)):
+            port = engine.launch.port + offset
+            if port in taken:
+                where: KeyPath = ("engines", index, "launch", "port")
+                yield Problem(where, f"gives {engine_id} the port {port}, which {taken[port]} has")
+            taken[port] = engine_id
+
+
+def _cache(config: AnbarConfig) -> Iterator[Problem]:
+    cache = config.cache
+    if cache.mode is not CacheMode.NONE and cache.host_bytes < MIN_HOST_BYTES:
+        need = f"needs at least {format_size(MIN_HOST_BYTES)} with cache.mode {cache.mode}"
+        yield Problem(("cache", "host_bytes"), f"is {format_size(cache.host_bytes)}; {need}")

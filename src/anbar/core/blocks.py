@@ -13,15 +13,17 @@ import xxhash
 
 from anbar.core.events import ExtraKeys
 from anbar.core.ids import ChainHash
+from anbar.core.request import RouteQuery
 
 _encode_extra = msgspec.msgpack.Encoder().encode
 
 NO_EXTRA: ExtraKeys = ()
 
 
-def root(model: str) -> ChainHash:
-    """The hash that the first block of `model` chains to."""
-    return ChainHash(xxhash.xxh3_64_intdigest(b"anbar-chain-1\x00" + model.encode()))
+def root(model: str, lora: str | None = None) -> ChainHash:
+    """The hash that the first block of `model` chains to, with the adapter `lora` or none."""
+    name = _encode_extra(["anbar-chain-1", model, lora or ""])
+    return ChainHash(xxhash.xxh3_64_intdigest(name))
 
 
 def extend(parent: ChainHash, token_bytes: bytes, extra: ExtraKeys = NO_EXTRA) -> ChainHash:
@@ -54,12 +56,29 @@ def extend_many(
     return hashes
 
 
-def request_extra(lora: str | None, salt: str | None) -> Callable[[int], ExtraKeys]:
-    """Extra keys of a text request's blocks, in the engine's order: LoRA on each, salt on the first.
+def first_extra(salt: str | None) -> Callable[[int], ExtraKeys]:
+    """Extra keys of a text request's blocks: the salt on the first block only, whose hash all others
+    chain to.
 
-    Source: vLLM 0.32 `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`, in the untagged form of
-    `to_event_extra_keys`.
+    Source: vLLM 0.32 `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`. The adapter, which
+    vLLM repeats on each block, is part of `root` here, so that an adapter called like a salt is not
+    mistaken for it.
     """
-    every: ExtraKeys = (lora,) if lora else ()
-    first: ExtraKeys = (*every, salt) if salt else every
-    return lambda index: first if index == 0 else every
+    first: ExtraKeys = (salt,) if salt else NO_EXTRA
+    return lambda index: first if index == 0 else NO_EXTRA
+
+
+def event_extra(keys: Sequence[ExtraKeys | None], lora: str | None) -> Callable[[int], ExtraKeys]:
+    """Extra keys of an event's blocks without the adapter's name, which vLLM puts first on each block."""
+
+    def of(index: int) -> ExtraKeys:
+        extra = keys[index] or NO_EXTRA
+        return extra[1:] if lora and extra[:1] == (lora,) else extra
+
+    return of
+
+
+def prompt_chain(model: str, query: RouteQuery, block_size: int) -> list[ChainHash]:
+    """The hashes of the full blocks of a request's prompt, on an engine whose weights are `model`."""
+    parent = root(model, query.lora)
+    return extend_many(parent, query.token_ids, block_size, first_extra(query.cache_salt))

@@ -1,0 +1,50 @@
+"""Which engines may serve a request at all."""
+
+from collections.abc import Sequence
+
+from anbar.core.errors import NoEngine, RequestError
+from anbar.core.fleet import EngineState, EngineView
+from anbar.core.request import RouteQuery
+
+
+def fits(query: RouteQuery, engine: EngineView) -> bool:
+    """Whether the prompt and the asked output (at least one token) fit the engine's context.
+
+    A prompt that was not tokenized has no known length: it passes, and the engine itself is the judge.
+    Source: vLLM 0.32 refuses `prompt + max_tokens > max_model_len`.
+    """
+    if not query.token_ids:
+        return True
+    return query.num_tokens + max(1, query.max_output_tokens) <= engine.max_model_len
+
+
+def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
+    """The engines that are ready, serve the model and have a context long enough, in the given order.
+
+    Raises `RequestError` or `NoEngine` as `Policy.decide` does; never returns an empty list.
+    """
+    serving = [engine for engine in engines if query.model in engine.models]
+    if not serving:
+        if not engines or any(not engine.models for engine in engines):
+            raise NoEngine(f"no engine is known to serve the model {query.model!r} yet")
+        known = ", ".join(sorted({name for engine in engines for name in engine.models}))
+        raise RequestError(
+            f"The model {query.model!r} does not exist. Available: {known}.",
+            status=404,
+            kind="invalid_request_error",
+            code="model_not_found",
+            param="model",
+        )
+    fitting = [engine for engine in serving if fits(query, engine)]
+    if not fitting:
+        longest = max(engine.max_model_len for engine in serving)
+        raise RequestError(
+            f"The model's maximum context length is {longest} tokens. The request asks for "
+            f"{query.num_tokens} tokens of prompt and {max(1, query.max_output_tokens)} of output.",
+            code="context_length_exceeded",
+        )
+    ready = [engine for engine in fitting if engine.state is EngineState.READY]
+    if not ready:
+        states = ", ".join(f"{engine.id} is {engine.state.value}" for engine in fitting)
+        raise NoEngine(f"no engine that serves {query.model!r} is ready: {states}")
+    return ready

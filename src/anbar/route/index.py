@@ -1,0 +1,269 @@
+"""The prefix index: which engine would reuse how much of a prompt, kept from the engines' own events.
+
+- Device events carry tokens and extra keys. They are hashed into Anbar's chain, and `engine hash → chain
+  hash` is remembered. An event whose parent is unknown (after a gap in the stream) is dropped and
+  counted, never guessed.
+- Host and storage events carry no extra keys and may name children before parents, so they are resolved
+  by the engine's hash alone, among all engines with the same fingerprint; what cannot be resolved is
+  parked until a device event explains it. Nothing is ever put on a chain on the strength of an event
+  without extra keys.
+- A store's blocks belong to the store: they count for every engine that reads from it, outlive the engine
+  that announced them, and are hints that expire. A storage event without an owner, or of an owner no
+  profile names, counts for its engine alone.
+
+Engines are grouped by what makes their hashes comparable (fingerprint, model, block size); each group has one
+`Residency`. Not thread-safe: the router's event loop owns it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from anbar.core.blocks import event_extra, extend_many, prompt_chain, root
+from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, KvBatch, KvEvent, Tier, Unknown
+from anbar.core.fleet import PrefixMatch
+from anbar.core.ids import ChainHash, EngineId
+from anbar.core.request import RouteQuery
+from anbar.route.match import Needs, match_prefix
+from anbar.route.profile import EngineProfile
+from anbar.route.residency import Residency, ResidencyLimits, hash_key
+from anbar.route.slots import Slots
+
+SpaceKey = tuple[str, str, int]
+"""Fingerprint (or an engine's own name), model, block size."""
+
+
+NEVER = -1
+"""Wanting all bits: no block's mask has them."""
+
+
+@dataclass(slots=True)
+class IndexStats:
+    """Counts since the start, and sizes now. Everything here that is not a size should stay near zero."""
+
+    num_blocks: int = 0
+    """Distinct blocks that are somewhere."""
+    num_parked: int = 0
+    """Hashes of host and storage events that wait for a device event to explain them."""
+    num_parked_dropped: int = 0
+    num_orphans: int = 0
+    """Device blocks whose parent was unknown."""
+    num_conflicts: int = 0
+    """Hashes that stood for other content: a fingerprint is shared by engines that hash differently."""
+    num_unknown_removed: int = 0
+    num_foreign_block_size: int = 0
+    """Device blocks of a cache group with another block size than the profile's: not indexed."""
+    num_malformed: int = 0
+    """Device events whose tokens or extra keys do not fit their hashes (masked-out blocks)."""
+    num_unknown_events: int = 0
+
+
+@dataclass(slots=True)
+class _Space:
+    """Engines whose hashes mean the same."""
+
+    residency: Residency
+    slots: Slots = field(default_factory=Slots)
+    members: set[EngineId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Member:
+    """One engine; `groups` are the cache groups it announced on its device."""
+
+    profile: EngineProfile
+    space_key: SpaceKey
+    space: _Space
+    groups: set[int] = field(default_factory=set)
+
+
+class PrefixIndex:
+    """See the module's text. `hint_ttl_s`: how long a store's block is believed in without being announced
+    again; a hint that is wrong costs one recomputation, one that is missing costs the same."""
+
+    def __init__(self, *, hint_ttl_s: float = 3600.0, limits: ResidencyLimits | None = None) -> None:
+        self._hint_ttl_s = hint_ttl_s
+        self._limits = limits if limits is not None else ResidencyLimits()
+        self._members: dict[EngineId, _Member] = {}
+        self._spaces: dict[SpaceKey, _Space] = {}
+        self._counts = IndexStats()
+
+    def attach(self, engine: EngineId, profile: EngineProfile) -> None:
+        """Begin to index an engine. Attaching it again with an equal profile changes nothing; with another
+        one, all that was known of it is dropped first."""
+        known = self._members.get(engine)
+        if known is not None:
+            if known.profile == profile:
+                return
+            self.detach(engine)
+        key = (profile.fingerprint or f"engine:{engine}", profile.model, profile.block_size)
+        space = self._spaces.setdefault(key, _Space(Residency(self._limits)))
+        space.members.add(engine)
+        self._members[engine] = _Member(profile, key, space)
+
+    def detach(self, engine: EngineId) -> None:
+        """Stop indexing an engine; blocks of stores stay for as long as another engine shares its hashes."""
+        member = self._members.pop(engine, None)
+        if member is None:
+            return
+        self._clear(engine, member, tuple(Tier))
+        member.space.slots.release(engine)
+        member.space.members.discard(engine)
+        if not member.space.members:
+            del self._spaces[member.space_key]
+
+    def forget(self, engine: EngineId) -> None:
+        """Drop what is believed of an engine's own tiers (it restarted, or its stream has a gap)."""
+        member = self._members.get(engine)
+        if member is not None:
+            self._clear(engine, member, tuple(Tier))
+            member.groups.clear()
+
+    def apply(self, engine: EngineId, batch: KvBatch, now_s: float) -> None:
+        """Take in one batch; raises KeyError for an engine that is not attached."""
+        member = self._members[engine]
+        member.space.residency.expire(now_s)
+        for event in batch.events:
+            self._apply(engine, member, event, now_s)
+
+    def match(
+        self, query: RouteQuery, engines: Iterable[EngineId], now_s: float
+    ) -> dict[EngineId, PrefixMatch]:
+        """What each engine would reuse of the prompt (`anbar.route.match` has the rule); engines that are not
+        attached are left out. Hashing is done once for all engines with comparable hashes."""
+        masks: dict[SpaceKey, list[int]] = {}
+        found: dict[EngineId, PrefixMatch] = {}
+        for engine in engines:
+            member = self._members.get(engine)
+            if member is None:
+                continue
+            known = masks.get(member.space_key)
+            if known is None:
+                residency = member.space.residency
+                residency.expire(now_s)
+                known = masks[member.space_key] = residency.masks(_chain(query, member))
+            profile = member.profile
+            num_tokens = len(query.token_ids)
+            needs = _needs(engine, member)
+            found[engine] = match_prefix(known, needs, num_tokens, profile.block_size, profile.chunk_blocks)
+        return found
+
+    def refute_shared(self, engine: EngineId, query: RouteQuery, num_cached: int) -> int:
+        """The engine reported `num_cached` tokens for `query`, fewer than predicted from its stores: drop
+        their hints beyond that. Returns how many blocks were dropped."""
+        member = self._members.get(engine)
+        if member is None:
+            return 0
+        slots = 0
+        for owner in (*member.profile.stores, engine):
+            slots |= member.space.slots.mask(owner, (Tier.SHARED,))
+        beyond = _chain(query, member)[num_cached // member.profile.block_size :]
+        return member.space.residency.refute(beyond, slots)
+
+    def stats(self) -> IndexStats:
+        """A snapshot; sizes are summed over all groups of engines."""
+        counts = self._counts
+        total = IndexStats(
+            num_orphans=counts.num_orphans,
+            num_foreign_block_size=counts.num_foreign_block_size,
+            num_malformed=counts.num_malformed,
+            num_unknown_events=counts.num_unknown_events,
+        )
+        for space in self._spaces.values():
+            total.num_blocks += space.residency.num_blocks
+            total.num_parked += space.residency.num_parked
+            total.num_parked_dropped += space.residency.num_parked_dropped
+            total.num_conflicts += space.residency.num_conflicts
+            total.num_unknown_removed += space.residency.num_unknown_removed
+        return total
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the index contradicts itself; for tests, it walks everything."""
+        for engine, member in self._members.items():
+            assert self._spaces[member.space_key] is member.space, f"{engine} is in a space that is gone"
+            assert engine in member.space.members, f"{engine} is not a member of its space"
+        for space in self._spaces.values():
+            assert space.members, "a space without engines is kept"
+            space.residency.check_integrity()
+
+    def _apply(self, engine: EngineId, member: _Member, event: KvEvent, now_s: float) -> None:
+        match event:
+            case BlocksStored(tier=Tier.DEVICE):
+                self._device_stored(engine, member, event)
+            case BlocksStored():
+                self._offload_stored(engine, member, event, now_s)
+            case BlocksRemoved():
+                slot = member.space.slots.slot(
+                    (_holder(engine, member, event.tier, event.owner), event.tier, event.group)
+                )
+                for engine_hash in event.hashes:
+                    member.space.residency.remove(hash_key(engine_hash), slot)
+            case AllCleared():
+                self._clear(engine, member, (Tier.DEVICE,))
+            case Unknown():
+                self._counts.num_unknown_events += 1
+
+    def _device_stored(self, engine: EngineId, member: _Member, event: BlocksStored) -> None:
+        num_blocks, block_size = len(event.hashes), member.profile.block_size
+        keys = event.extra_keys if event.extra_keys is not None else ((),) * num_blocks
+        if event.block_size != block_size:
+            self._counts.num_foreign_block_size += num_blocks
+            return
+        if len(event.token_ids) != num_blocks * block_size or len(keys) != num_blocks:
+            self._counts.num_malformed += 1
+            return
+        residency = member.space.residency
+        parent = self._parent(member, event)
+        if parent is None:
+            self._counts.num_orphans += num_blocks
+            return
+        member.groups.add(event.group)
+        slot = member.space.slots.slot((engine, Tier.DEVICE, event.group))
+        chain = extend_many(parent, event.token_ids, block_size, event_extra(keys, event.lora))
+        for engine_hash, block in zip(event.hashes, chain, strict=True):
+            key = hash_key(engine_hash)
+            if not residency.learn(key, block):
+                return
+            residency.add(key, slot)
+
+    def _parent(self, member: _Member, event: BlocksStored) -> ChainHash | None:
+        if event.parent is None:
+            return root(member.profile.model, event.lora)
+        return member.space.residency.chain_of(hash_key(event.parent))
+
+    def _offload_stored(self, engine: EngineId, member: _Member, event: BlocksStored, now_s: float) -> None:
+        holder = _holder(engine, member, event.tier, event.owner)
+        slot = member.space.slots.slot((holder, event.tier, event.group))
+        for engine_hash in event.hashes:
+            if event.tier is Tier.SHARED:
+                member.space.residency.hint(hash_key(engine_hash), slot, now_s + self._hint_ttl_s)
+            else:
+                member.space.residency.add(hash_key(engine_hash), slot)
+
+    def _clear(self, engine: EngineId, member: _Member, tiers: Iterable[Tier]) -> None:
+        mask = member.space.slots.mask(engine, tiers)
+        if mask:
+            member.space.residency.clear(mask)
+
+
+def _chain(query: RouteQuery, member: _Member) -> list[ChainHash]:
+    return prompt_chain(member.profile.model, query, member.profile.block_size)
+
+
+def _holder(engine: EngineId, member: _Member, tier: Tier, owner: str) -> str:
+    """Who a block belongs to: a store that the engine's profile names, else the engine itself."""
+    return owner if tier is Tier.SHARED and owner in member.profile.stores else engine
+
+
+def _needs(engine: EngineId, member: _Member) -> Needs:
+    bit = member.space.slots.bit
+    device = host = 0
+    any_tier: list[int] = []
+    for group in sorted(member.groups) or [0]:
+        on_host = bit((engine, Tier.HOST, group))
+        anywhere = on_host | bit((engine, Tier.SHARED, group))
+        for owner in member.profile.stores:
+            anywhere |= bit((owner, Tier.SHARED, group))
+        device |= bit((engine, Tier.DEVICE, group)) or NEVER
+        host |= on_host or NEVER
+        any_tier.append(anywhere)
+    return Needs(device, host, tuple(any_tier))

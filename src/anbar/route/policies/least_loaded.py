@@ -1,0 +1,35 @@
+"""The engine with the least to do, whatever it has cached."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from anbar.core.fleet import EngineView, PrefixMatch, Route
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
+from anbar.route.filters import candidates
+from anbar.route.predict import busyness, predict_all
+
+
+class LeastLoaded:
+    """Fewest requests in flight; then fewest prompt tokens queued; then at random."""
+
+    name = "least_loaded"
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def decide(
+        self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+    ) -> Route:
+        """See `anbar.route.contract`."""
+        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        order = sorted(able, key=lambda engine: (*busyness(engine), self._rng.random()))
+        best = order[0]
+        return Route(
+            target=best.id,
+            fallbacks=tuple(engine.id for engine in order[1:]),
+            predictions=predict_all(query, order, matches),
+            policy=self.name,
+            reason=f"{best.id} is the least loaded of {len(order)}: {best.num_in_flight} in flight, "
+            f"{best.queued_prefill_tokens} prompt token(s) queued",
+        )

@@ -1,0 +1,86 @@
+"""The default: the engine on which the first token is predicted soonest, everybody's delay counted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
+from anbar.route.filters import candidates
+from anbar.route.predict import busyness, imposed_delay_s, predict_all
+
+TIE_RATIO = 0.01
+"""Scores within 1 % of the best are equal: learned prefill rates of like engines differ by more than that."""
+
+TIE_S = 0.001
+"""Scores within a millisecond of the best are equal: no client sees the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    engine: EngineView
+    prediction: Prediction
+    score_s: float
+
+
+class PredictedTtft:
+    """Least `TTFT(w)` plus the delay imposed on the decodes running at `w` (`anbar.route.predict`).
+
+    Among equal scores the least busy engine wins, then chance. A prefix that lies only in the shared store
+    costs the same everywhere, so there the least busy engine is chosen.
+    """
+
+    name = "predicted_ttft"
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def decide(
+        self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+    ) -> Route:
+        """See `anbar.route.contract`."""
+        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        predictions = predict_all(query, able, matches)
+        scored = [_score(engine, predictions[engine.id]) for engine in able]
+        limit_s = min(entry.score_s for entry in scored) * (1 + TIE_RATIO) + TIE_S
+        order = sorted(scored, key=lambda entry: self._rank(entry, limit_s))
+        return Route(
+            target=order[0].engine.id,
+            fallbacks=tuple(entry.engine.id for entry in order[1:]),
+            predictions=predictions,
+            policy=self.name,
+            reason=_reason(query, order),
+        )
+
+    def _rank(self, entry: _Scored, limit_s: float) -> tuple[float, int, int, float]:
+        score_s = 0.0 if entry.score_s <= limit_s else entry.score_s
+        return score_s, *busyness(entry.engine), self._rng.random()
+
+
+def _score(engine: EngineView, prediction: Prediction) -> _Scored:
+    return _Scored(engine, prediction, prediction.ttft_s + imposed_delay_s(engine, prediction))
+
+
+def _reason(query: RouteQuery, order: Sequence[_Scored]) -> str:
+    best = order[0]
+    text = f"{best.engine.id}: {_describe(query, best)}"
+    if len(order) == 1:
+        return f"{text}; it is the only engine that can serve the request"
+    second = order[1]
+    tied = second.score_s <= best.score_s * (1 + TIE_RATIO) + TIE_S
+    link = "as good but no less busy" if tied else "next best"
+    return f"{text}; {link} of {len(order) - 1} other(s) is {second.engine.id}: {_describe(query, second)}"
+
+
+def _describe(query: RouteQuery, entry: _Scored) -> str:
+    match, cost = entry.prediction.match, entry.prediction
+    tiers = (
+        f"{match.device} on the device, {match.host - match.device} in host memory, "
+        f"{match.shared - match.host} in the shared store"
+    )
+    return (
+        f"first token in {cost.ttft_s:.3f} s (wait {cost.wait_s:.3f}, load {cost.load_s:.3f}, "
+        f"prefill {cost.prefill_s:.3f}) with {match.total} of {query.num_tokens} tokens cached ({tiers}), "
+        f"{entry.engine.num_in_flight} in flight"
+    )

@@ -1,0 +1,34 @@
+"""Engines in turn: the baseline that other policies are compared with."""
+
+from collections.abc import Mapping, Sequence
+
+from anbar.core.fleet import EngineView, PrefixMatch, Route
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
+from anbar.route.filters import candidates
+from anbar.route.predict import predict_all
+
+
+class RoundRobin:
+    """Takes the candidates in turn, sorted by name, so that each gets every n-th request."""
+
+    name = "round_robin"
+
+    def __init__(self) -> None:
+        self._num_decisions = 0
+
+    def decide(
+        self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+    ) -> Route:
+        """See `anbar.route.contract`."""
+        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        turn = self._num_decisions % len(able)
+        self._num_decisions += 1
+        order = able[turn:] + able[:turn]
+        return Route(
+            target=order[0].id,
+            fallbacks=tuple(engine.id for engine in order[1:]),
+            predictions=predict_all(query, order, matches),
+            policy=self.name,
+            reason=f"{order[0].id} is next in turn of {len(order)} engine(s) that can serve the request",
+        )

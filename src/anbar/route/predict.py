@@ -1,0 +1,72 @@
+"""What a request would cost on an engine, in seconds: `TTFT(w) = wait(w) + load(w) + prefill(w)`.
+
+- wait: the prompt tokens already queued at `w`, at its measured prefill rate. The quadratic term is left out
+  on purpose: how the queue splits into prompts is unknown, and counting it as one prompt would overstate it.
+- load: bytes of the part that lies in host RAM or in the shared store, over the tier's bandwidth.
+- prefill: `overhead + a (L - m) + b (L^2 - m^2)` for the tokens m..L that come from no tier.
+
+A tier is used only when loading beats computing: of «device alone», «device and host», «all tiers» the
+cheapest is predicted. Where that leaves out a tier, `Prediction.match` is shorter than what the index
+matched, and the request should carry `max_load_tokens = match.total - match.device` so that the engine
+does the same. A tier without a known cost is taken to be free, which is what an engine on its own
+assumes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from anbar.core.events import Tier
+from anbar.core.fleet import EngineView, Prediction, PrefixMatch
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
+
+NOTHING = PrefixMatch()
+
+
+def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch) -> Prediction:
+    """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix."""
+    wait_s = engine.prefill.a_s_per_token * engine.queued_prefill_tokens
+    options = [_with(query, engine, wait_s, used) for used in _uses(match)]
+    return min(options, key=lambda option: option.ttft_s)
+
+
+def predict_all(
+    query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+) -> dict[EngineId, Prediction]:
+    """`predict` for each engine; one without an entry in `matches` holds nothing."""
+    return {engine.id: predict(query, engine, matches.get(engine.id, NOTHING)) for engine in engines}
+
+
+def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:
+    """Seconds that the prefill takes from the decodes running on `engine`, summed over them.
+
+    vLLM computes a prompt chunk in the same steps as the running decodes, so while the prefill lasts each of
+    them waits about as long as it takes. Loads run beside the steps and delay nobody.
+    """
+    return engine.num_decoding * prediction.prefill_s
+
+
+def busyness(engine: EngineView) -> tuple[int, int]:
+    """Orders engines by load alone: requests in flight, then prompt tokens queued."""
+    return engine.num_in_flight, engine.queued_prefill_tokens
+
+
+def _uses(match: PrefixMatch) -> list[PrefixMatch]:
+    """The ways to use a match, the longest first: on a tie more is reused."""
+    return [
+        match,
+        PrefixMatch(match.device, match.host, match.host),
+        PrefixMatch(match.device, match.device, match.device),
+    ]
+
+
+def _with(query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatch) -> Prediction:
+    host_s = _load_s(engine, Tier.HOST, used.host - used.device)
+    shared_s = _load_s(engine, Tier.SHARED, used.shared - used.host)
+    # A prompt that is held in full still needs its last token computed to have something to sample from.
+    num_cached = max(0, min(used.total, query.num_tokens - 1))
+    return Prediction(used, wait_s, host_s + shared_s, engine.prefill.seconds(query.num_tokens, num_cached))
+
+
+def _load_s(engine: EngineView, tier: Tier, num_tokens: int) -> float:
+    cost = engine.tier_costs.get(tier)
+    return cost.seconds(num_tokens * engine.kv_bytes_per_token) if cost is not None else 0.0

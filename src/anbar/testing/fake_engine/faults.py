@@ -1,0 +1,93 @@
+"""How a fake engine can misbehave, as values."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FaultKind(Enum):
+    """What happens to a request."""
+
+    HANG = "hang"
+    """Accept it and never answer."""
+    HANG_MID_STREAM = "hang_mid_stream"
+    """Stop after `after_events` SSE events, the connection open."""
+    SLOW = "slow"
+    """Wait `delay_s` before the answer."""
+    DRIP = "drip"
+    """Send the answer byte by byte, `delay_s` apart (0: as separate writes)."""
+    STATUS = "status"
+    """Answer with `status` (4xx, 429 with `retry_after_s`, 5xx) in vLLM's error shape."""
+    RESET = "reset"
+    """Reset the connection (RST) before the first byte."""
+    CLOSE = "close"
+    """Close the connection before the first byte, as a killed process does."""
+    RESET_MID_STREAM = "reset_mid_stream"
+    """Reset after `after_events` SSE events."""
+    TRUNCATE = "truncate"
+    """Close in the middle of the SSE event that follows `after_events`."""
+    ERROR_MID_STREAM = "error_mid_stream"
+    """An error event and [DONE] after `after_events`, as vLLM does when generation fails."""
+
+
+class Scope(Enum):
+    """Which requests a fault meets."""
+
+    GENERATE = "generate"
+    """POST /v1/chat/completions and /v1/completions."""
+    ALL = "all"
+    """Everything but /fake/..., health checks included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault for the next `count` requests of its scope (0: until cleared)."""
+
+    kind: FaultKind
+    count: int = 1
+    scope: Scope = Scope.GENERATE
+    after_events: int = 2
+    delay_s: float = 0.0
+    status: int = 500
+    message: str = "injected fault"
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Exact bytes for the next generation request: `chunks` are the writes of the body.
+
+    `headers` are all of the answer's but those of framing: chunked when `chunked`, else a content-length.
+    """
+
+    chunks: tuple[bytes, ...]
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
+    chunked: bool = False
+
+
+class FaultBox:
+    """The faults that are armed, in the order in which they were."""
+
+    def __init__(self) -> None:
+        self._armed: list[tuple[Fault, int]] = []
+        self.scripts: list[Script] = []
+
+    def arm(self, fault: Fault) -> None:
+        """Apply `fault` from the next request on."""
+        self._armed.append((fault, fault.count))
+
+    def clear(self) -> None:
+        """Disarm everything; requests already caught stay caught."""
+        self._armed.clear()
+        self.scripts.clear()
+
+    def take(self, *, generating: bool) -> Fault | None:
+        """The fault for this request, counted."""
+        for index, (fault, left) in enumerate(self._armed):
+            if fault.scope is Scope.ALL or generating:
+                if left == 1:
+                    del self._armed[index]
+                elif left > 1:
+                    self._armed[index] = (fault, left - 1)
+                return fault
+        return None

@@ -1,0 +1,108 @@
+"""Requests, headers and heads: pure values and functions, no sockets."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+from anbar.core.errors import RequestError
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, value as it came."""
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    )
+)
+"""Headers that speak of one connection (RFC 9110, 7.6.1); they are never passed on."""
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_JSON_TYPE: Header = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One complete request. `target` is the request target as sent, `path` its part before `?`."""
+
+    method: bytes
+    target: bytes
+    headers: tuple[Header, ...]
+    body: bytes
+    peer_is_local: bool = False
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; `name` in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer that the router makes itself."""
+
+    status: int
+    body: bytes
+    headers: tuple[Header, ...] = (_JSON_TYPE,)
+
+
+def json_answer(status: int, value: object, headers: Sequence[Header] = ()) -> Answer:
+    """An answer with `value` as JSON."""
+    return Answer(status, msgspec.json.encode(value), (_JSON_TYPE, *headers))
+
+
+def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> bytes:
+    """OpenAI's error object as JSON."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return msgspec.json.encode({"error": error})
+
+
+def error_answer(error: RequestError, headers: Sequence[Header] = ()) -> Answer:
+    """The answer that says what was wrong with a request."""
+    body = error_body(error.message, error.kind, error.code, error.param)
+    return Answer(error.status, body, (_JSON_TYPE, *headers))
+
+
+def status_line(status: int) -> bytes:
+    return _STATUS_LINES.get(status) or f"HTTP/1.1 {status} Unknown\r\n".encode()
+
+
+def render_headers(headers: Iterable[Header]) -> bytes:
+    """Header lines, each with its line end, without the final empty line."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def connection_names(headers: Iterable[Header]) -> frozenset[bytes]:
+    """Headers that `Connection` names: they too end here."""
+    names = {
+        name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")
+    }
+    return frozenset(names - {b"close", b"keep-alive"})
+
+
+def end_to_end(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
+    """The headers that may be passed on: neither hop-by-hop, nor named by `Connection`, nor in `dropped`
+    (which contains HOP_BY_HOP), nor Anbar's own."""
+    headers = list(headers)
+    named = connection_names(headers)
+    return [
+        (key, value)
+        for key, value in headers
+        if key not in dropped and key not in named and not key.startswith(b"x-anbar-")
+    ]

@@ -1,0 +1,377 @@
+"""OpenAI's request bodies: read once, as far as routing needs, and judged before an engine sees them.
+
+What is not typed here is checked to be JSON and forwarded untouched: the body that reaches the engine is the
+client's, byte for byte. Types are strict, as OpenAI's are: `"5"` is not a number.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from anbar.core.errors import RequestError
+
+_ENGINE_SIDE_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+_FIELD_IN_ERROR = re.compile(r"at `\$\.([A-Za-z0-9_]+)")
+_MISSING_FIELD = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
+_SALT_FORBIDDEN = frozenset("@/\\\x00")
+_SALT_MAX_CHARS = 128
+_MAX_COUNT = 2**31 - 1
+
+
+class Endpoint(Enum):
+    """The routed endpoints."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class ClientKv(Enum):
+    """Whether a client may send fields that name KV: `cache_salt` and the transfer parameters."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
+class Opaque(Enum):
+    """Why the tokens of a prompt are not known to the router, though the request may be served."""
+
+    NO = ""
+    MULTIMODAL = "multimodal"
+    EMBEDS = "prompt_embeds"
+    TEMPLATE = "chat_template"
+    TRUNCATED = "truncate_prompt_tokens"
+    BATCH = "several_prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """What a chat template is rendered from."""
+
+    messages: Sequence[dict[str, object]]
+    tools: Sequence[dict[str, object]] | None
+    options: dict[str, object]
+    """Further fields of the request that change the rendering, under vLLM's names, where given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """The text of a completion. Of several prompts it is the first."""
+
+    text: str
+    add_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """The tokens of a completion. Of several prompts they are the first's."""
+
+    token_ids: Sequence[int]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A request as far as routing goes. `prompt` is None when `opaque` says that it cannot be read."""
+
+    endpoint: Endpoint
+    model: str
+    prompt: Prompt
+    opaque: Opaque
+    num_prompts: int
+    stream: bool
+    wants_usage: bool
+    max_output_tokens: int | None
+    max_output_param: str
+    reads_cache: bool
+    """False when the engine skips its prefix cache: prompt log-probabilities are asked for."""
+    checks_length: bool
+    """False when the engine truncates the prompt itself."""
+    cache_salt: str | None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Common(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    kv_transfer_params: dict[str, object] | None = None
+    ec_transfer_params: dict[str, object] | None = None
+    vllm_xargs: dict[str, object] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class _Chat(_Common, kw_only=True):
+    messages: list[dict[str, object]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, object]] | None = None
+    tool_choice: str | dict[str, object] | None = None
+    top_logprobs: int | None = None
+    logprobs: bool | None = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, object]] | None = None
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+
+class _Completion(_Common, kw_only=True):
+    prompt: object = None
+    prompt_embeds: object = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+_chat = msgspec.json.Decoder(_Chat)
+_completion = msgspec.json.Decoder(_Completion)
+_anything = msgspec.json.Decoder()
+_BodyT = TypeVar("_BodyT", bound=_Common)
+
+
+class _Reading(NamedTuple):
+    """What the two endpoints read differently."""
+
+    prompt: Prompt
+    opaque: Opaque
+    num_prompts: int
+    max_output_tokens: int | None
+    max_output_param: str
+    reads_cache: bool
+
+
+def parse(endpoint: Endpoint, body: bytes, client_kv: ClientKv) -> ApiRequest:
+    """Read and judge a body. Raises RequestError, and nothing else whatever the bytes are."""
+    if endpoint is Endpoint.CHAT:
+        return _judge_chat(_decode(_chat, body), client_kv)
+    return _judge_completion(_decode(_completion, body), client_kv)
+
+
+def _decode(decoder: msgspec.json.Decoder[_BodyT], body: bytes) -> _BodyT:
+    try:
+        body.decode()
+        if b"\\ud" in body or b"\\uD" in body:
+            _anything.decode(body)  # an unpaired surrogate may hide in a field that is not typed here
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error)) from None
+    except UnicodeDecodeError:
+        raise RequestError("The body is not UTF-8.") from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.") from None
+
+
+def _wrong_value(text: str) -> RequestError:
+    if missing := _MISSING_FIELD.search(text):
+        name = missing[1]
+        return RequestError(f"You must provide the parameter {name!r}.", param=name, code="missing_parameter")
+    field = _FIELD_IN_ERROR.search(text)
+    if field is None:
+        return RequestError("The body must be a JSON object.")
+    name = field[1]
+    return RequestError(f"Invalid type for {name!r}: {text}.", param=name, code="invalid_type")
+
+
+def _judge_chat(body: _Chat, client_kv: ClientKv) -> ApiRequest:
+    _judge_common(body, client_kv)
+    if not body.messages:
+        raise _bad("messages", "must not be empty", "empty_array")
+    opaque = Opaque.NO
+    for message in body.messages:
+        if not isinstance(message.get("role"), str):
+            raise _bad("messages", "each message needs a `role`", "missing_parameter")
+        if not _is_text(message.get("content")):
+            opaque = Opaque.MULTIMODAL
+    if body.chat_template is not None:
+        opaque = Opaque.TEMPLATE
+    output, output_param = body.max_tokens, "max_tokens"
+    if body.max_completion_tokens is not None:
+        output, output_param = body.max_completion_tokens, "max_completion_tokens"
+        _in_range("max_completion_tokens", output, 0)
+    prompt = ChatPrompt(body.messages, body.tools, _template_options(body))
+    skips_cache = body.prompt_logprobs is not None or bool(body.echo and body.top_logprobs)
+    reading = _Reading(prompt, opaque, 1, output, output_param, not skips_cache)
+    return _request(Endpoint.CHAT, body, reading)
+
+
+def _template_options(body: _Chat) -> dict[str, object]:
+    options = {
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "add_special_tokens": body.add_special_tokens,
+        "documents": body.documents,
+        "reasoning_effort": body.reasoning_effort,
+        "tool_choice": body.tool_choice,
+        "chat_template_kwargs": body.chat_template_kwargs,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _is_text(content: object) -> bool:
+    """Whether content is text alone. Wrong content is the engine's to refuse, in its own words."""
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    return content is None or isinstance(content, str)
+
+
+def _judge_completion(body: _Completion, client_kv: ClientKv) -> ApiRequest:
+    _judge_common(body, client_kv)
+    add_special = body.add_special_tokens is not False
+    # A missing max_tokens is 16 here (OpenAI's default, and vLLM's).
+    output = 16 if body.max_tokens is None else body.max_tokens
+    skips_cache = body.prompt_logprobs is not None or bool(body.echo and body.logprobs is not None)
+    if body.prompt is None and body.prompt_embeds is not None:
+        reading = _Reading(None, Opaque.EMBEDS, 1, output, "max_tokens", not skips_cache)
+    else:
+        prompt, num_prompts = _read_prompt(body.prompt, add_special)
+        opaque = Opaque.NO if body.prompt_embeds is None else Opaque.EMBEDS
+        reading = _Reading(prompt, opaque, num_prompts, output, "max_tokens", not skips_cache)
+    return _request(Endpoint.COMPLETIONS, body, reading)
+
+
+def _read_prompt(prompt: object, add_special: bool) -> tuple[TextPrompt | TokenPrompt, int]:
+    """The first prompt, and how many there are."""
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, add_special), 1
+    if prompt is None:
+        raise RequestError(
+            "You must provide the parameter 'prompt'.", param="prompt", code="missing_parameter"
+        )
+    if isinstance(prompt, list):
+        if not prompt:
+            raise _bad("prompt", "must not be empty", "empty_array")
+        if _are_tokens(prompt):
+            return TokenPrompt(prompt), 1
+        if all(isinstance(item, str) for item in prompt):
+            return TextPrompt(prompt[0], add_special), len(prompt)
+        if all(isinstance(item, list) and item and _are_tokens(item) for item in prompt):
+            return TokenPrompt(prompt[0]), len(prompt)
+    raise _bad("prompt", "must be a string, a list of strings, of token ids, or of lists of token ids")
+
+
+def _are_tokens(items: list[object]) -> bool:
+    return all(type(item) is int and 0 <= item <= _MAX_COUNT for item in items)
+
+
+def _judge_common(body: _Common, client_kv: ClientKv) -> None:
+    if not body.model:
+        raise _bad("model", "must not be empty")
+    _in_range("max_tokens", body.max_tokens, 0)
+    _in_range("n", body.n, 1)
+    if body.temperature is not None and body.temperature < 0:
+        raise _bad("temperature", "must not be negative", "invalid_value")
+    if body.top_p is not None and not 0 < body.top_p <= 1:
+        raise _bad("top_p", "must be above 0 and at most 1", "invalid_value")
+    if body.cache_salt is not None:
+        _judge_salt(body.cache_salt, client_kv)
+    for name in _ENGINE_SIDE_FIELDS:
+        if getattr(body, name) is not None and client_kv is ClientKv.REFUSE:
+            raise _not_yours(name)
+        if body.vllm_xargs and name in body.vllm_xargs:
+            raise _bad("vllm_xargs", f"must not contain {name!r}", "invalid_value")
+
+
+def _judge_salt(salt: str, client_kv: ClientKv) -> None:
+    if client_kv is ClientKv.REFUSE:
+        raise _not_yours("cache_salt")
+    if not salt or len(salt) > _SALT_MAX_CHARS or _SALT_FORBIDDEN & set(salt):
+        limit = f"must have 1 to {_SALT_MAX_CHARS} characters, none of them `@`, `/`, `\\` or NUL"
+        raise _bad("cache_salt", limit, "invalid_value")
+
+
+def _in_range(name: str, value: int | None, lowest: int) -> None:
+    if value is not None and not lowest <= value <= _MAX_COUNT:
+        raise _bad(name, f"must be between {lowest} and {_MAX_COUNT}", "invalid_value")
+
+
+def _request(endpoint: Endpoint, body: _Common, reading: _Reading) -> ApiRequest:
+    opaque = reading.opaque
+    if opaque is Opaque.NO and body.truncate_prompt_tokens is not None:
+        opaque = Opaque.TRUNCATED
+    if opaque is Opaque.NO and reading.num_prompts > 1:
+        opaque = Opaque.BATCH
+    options = body.stream_options
+    return ApiRequest(
+        endpoint=endpoint,
+        model=body.model,
+        prompt=reading.prompt if opaque in (Opaque.NO, Opaque.BATCH) else None,
+        opaque=opaque,
+        num_prompts=reading.num_prompts,
+        stream=body.stream is True,
+        wants_usage=body.stream is not True or bool(options and options.include_usage),
+        max_output_tokens=reading.max_output_tokens,
+        max_output_param=reading.max_output_param,
+        reads_cache=reading.reads_cache,
+        checks_length=body.truncate_prompt_tokens is None,
+        cache_salt=body.cache_salt,
+    )
+
+
+def _bad(param: str, what: str, code: str | None = None) -> RequestError:
+    return RequestError(f"Invalid value for {param!r}: {what}.", param=param, code=code)
+
+
+def _not_yours(name: str) -> RequestError:
+    return RequestError(
+        f"{name!r} is not accepted from clients here (router.client_kv_fields is refuse).",
+        param=name,
+        code="unsupported_parameter",
+    )
+
+
+def unknown_model(model: str) -> RequestError:
+    """The error for a model that no engine serves."""
+    return RequestError(
+        f"The model {model[:200]!r} does not exist.", status=404, code="model_not_found", param="model"
+    )
+
+
+def check_length(request: ApiRequest, num_tokens: int, max_model_len: int) -> None:
+    """Refuse what the engine would refuse for its length, by its own rule.
+
+    The answer's limit alone must fit the context; the prompt must leave room for one token; together they
+    may be longer, the engine then shortens the answer. Source: vLLM 0.32 `renderers/params.py`
+    (TokenizeParams), `v1/engine/input_processor.py` (`_validate_prompt_len`), `get_max_tokens`.
+    """
+    check_output_length(request, max_model_len)
+    if request.checks_length and num_tokens >= max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{num_tokens} tokens, which leaves no room for an answer. Please shorten the prompt.",
+            param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
+            code="context_length_exceeded",
+        )
+
+
+def check_output_length(request: ApiRequest, max_model_len: int) -> None:
+    """Refuse an answer's limit that exceeds the whole context."""
+    if request.max_output_tokens is not None and request.max_output_tokens > max_model_len:
+        raise RequestError(
+            f"{request.max_output_param} is {request.max_output_tokens}, but this model's maximum context "
+            f"length is {max_model_len} tokens. Please request fewer tokens.",
+            param=request.max_output_param,
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,209 @@
+"""From bytes to requests, without sockets: the parser, its limits, and what it refuses."""
+
+from collections import deque
+from enum import Enum
+
+import httptools
+
+from anbar.adapters.http.limits import ServerLimits
+from anbar.adapters.http.message import Header, Request, render_headers
+from anbar.core.errors import RequestError
+
+HTTP2_PREFACE = b"PRI * HTTP/2"
+_UPGRADE_HEADERS = frozenset((b"upgrade", b"connection", b"http2-settings"))
+
+
+class Phase(Enum):
+    """What the reader waits for."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+
+
+class Incoming:
+    """A request while its bytes arrive."""
+
+    __slots__ = (
+        "body",
+        "expects_continue",
+        "header_bytes",
+        "headers",
+        "http_1_0",
+        "in_body",
+        "keep_alive",
+        "method",
+        "num_body_bytes",
+        "target",
+    )
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.headers: list[Header] = []
+        self.header_bytes = 0
+        self.body: list[bytes] = []
+        self.num_body_bytes = 0
+        self.in_body = False
+        self.keep_alive = False
+        self.http_1_0 = False
+        self.expects_continue = False
+
+    def request(self, peer_is_local: bool) -> Request:
+        """The complete request as a frozen value."""
+        body = self.body[0] if len(self.body) == 1 else b"".join(self.body)
+        return Request(self.method, self.target, tuple(self.headers), body, peer_is_local)
+
+
+class RequestReader:
+    """Turns what a client sends into requests.
+
+    `ready` holds complete requests in order. `refusal` is set once something was malformed or over a limit;
+    nothing after it is read. A pipelined request behind it is lost with the connection, as HTTP allows.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._upgrading = False
+        self._finished = False
+        self._pipelined_bytes = 0
+        self._fresh = True
+        self.ready: deque[Incoming] = deque()
+        self.current: Incoming | None = None
+        self.refusal: RequestError | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if self.current is None:
+            return Phase.IDLE
+        return Phase.BODY if self.current.in_body else Phase.HEAD
+
+    @property
+    def is_full(self) -> bool:
+        """More waits here than should: stop reading from the client for now."""
+        num_bytes = self._pipelined_bytes
+        if self.current is not None:
+            num_bytes += self.current.header_bytes + self.current.num_body_bytes
+        return num_bytes > self._limits.pipelined_bytes
+
+    def pop(self) -> Incoming | None:
+        """The next complete request, if there is one."""
+        if not self.ready:
+            return None
+        incoming = self.ready.popleft()
+        self._pipelined_bytes -= incoming.header_bytes + incoming.num_body_bytes
+        return incoming
+
+    def feed(self, data: bytes) -> None:
+        """Take in what arrived. Never raises: what is wrong becomes `refusal`."""
+        if self._finished or self.refusal is not None:
+            return
+        if self._fresh:
+            self._fresh = False
+            if data.startswith(HTTP2_PREFACE):
+                self.refusal = RequestError("HTTP/2 is not spoken here; use HTTP/1.1.", status=505)
+                return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if self.refusal is None and not self._finished:
+                self.refusal = RequestError("The request is not valid HTTP/1.1.")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """An offer to upgrade may be ignored (RFC 9110, 7.8), but the parser stops at one: read the request
+        again without the offer."""
+        incoming, self.current = self.current, None
+        self._upgrading = False
+        if incoming is None or incoming.method == b"CONNECT":
+            self.refusal = RequestError("CONNECT is not supported.", status=405)
+            return
+        kept = [header for header in incoming.headers if header[0] not in _UPGRADE_HEADERS]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (incoming.method, incoming.target, render_headers(kept))
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(head + rest)
+
+    # Callbacks of the parser. What they raise ends the parse; `refusal` then says why.
+
+    def on_message_begin(self) -> None:
+        self.current = Incoming()
+
+    def on_url(self, url: bytes) -> None:
+        incoming = self._incoming()
+        incoming.target += url
+        if len(incoming.target) > self._limits.max_target_bytes:
+            self._refuse(f"The request target is longer than {self._limits.max_target_bytes} bytes.", 414)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        incoming = self._incoming()
+        incoming.headers.append((name.lower(), value))
+        self._count_header(incoming, len(name) + len(value) + 4)
+        if len(incoming.headers) > self._limits.max_headers:
+            self._refuse(f"The request has more than {self._limits.max_headers} headers.", 431)
+        if b"\n" in value or b"\r" in value or b"\0" in value:
+            self._refuse("A header value contains a line break or a NUL.", 400)
+
+    def on_headers_complete(self) -> None:
+        incoming = self._incoming()
+        parser = self._parser
+        incoming.method = parser.get_method()
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self._refuse(f"HTTP/{version} is not spoken here; use HTTP/1.1.", 505)
+        incoming.http_1_0 = version == "1.0"
+        incoming.keep_alive = parser.should_keep_alive()
+        incoming.in_body = True
+        self._check_head(incoming)
+        if parser.should_upgrade():
+            self._upgrading = True
+
+    def on_body(self, data: bytes) -> None:
+        incoming = self._incoming()
+        incoming.body.append(data)
+        incoming.num_body_bytes += len(data)
+        if incoming.num_body_bytes > self._limits.max_body_bytes:
+            self._refuse_body()
+
+    def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
+        incoming = self._incoming()
+        self.current = None
+        if not incoming.keep_alive:
+            self._finished = True
+        self._pipelined_bytes += incoming.header_bytes + incoming.num_body_bytes
+        self.ready.append(incoming)
+
+    def _incoming(self) -> Incoming:
+        assert self.current is not None, "the parser announces each message before its parts"
+        return self.current
+
+    def _count_header(self, incoming: Incoming, num_bytes: int) -> None:
+        incoming.header_bytes += num_bytes
+        if incoming.header_bytes > self._limits.max_header_bytes:
+            self._refuse(f"The headers are longer than {self._limits.max_header_bytes} bytes.", 431)
+
+    def _check_head(self, incoming: Incoming) -> None:
+        num_hosts = 0
+        for name, value in incoming.headers:
+            if name == b"host":
+                num_hosts += 1
+            elif name == b"content-length":
+                if int(value) > self._limits.max_body_bytes:
+                    self._refuse_body()
+            elif name == b"expect":
+                if value.lower() != b"100-continue":
+                    self._refuse("Only `Expect: 100-continue` is supported.", 417)
+                incoming.expects_continue = not incoming.http_1_0
+        if num_hosts > 1 or (num_hosts == 0 and not incoming.http_1_0):
+            self._refuse("Exactly one Host header is needed.", 400)
+
+    def _refuse_body(self) -> None:
+        limit = self._limits.max_body_bytes
+        self._refuse(f"The body is longer than {limit} bytes (router.max_body_bytes).", 413)
+
+    def _refuse(self, message: str, status: int) -> None:
+        self.refusal = RequestError(message, status=status)
+        raise self.refusal

@@ -1,0 +1,78 @@
+"""What an engine says it reused, read from the end of its answer after the client has it."""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+TAIL_BYTES = 4096
+"""How much of an answer's end is kept to find its usage in: a usage object has some 300 bytes and stands at
+the end of a stream; in a JSON answer it follows the choices."""
+
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counted them. `cached_tokens` is None when it does not report them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _Details | None = None
+
+
+_decoder = msgspec.json.Decoder(_Usage)
+
+
+def find_usage(tail: bytes) -> Usage | None:
+    """The last usage object in `tail`, the end of a JSON answer or of an event stream."""
+    for match in reversed(list(_USAGE.finditer(tail))):
+        found = _read(tail, match.end() - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _read(tail: bytes, start: int) -> Usage | None:
+    depth = 0
+    for brace in re.finditer(rb"[{}]", tail[start:]):
+        depth += 1 if brace[0] == b"{" else -1
+        if depth == 0:
+            try:
+                usage = _decoder.decode(tail[start : start + brace.end()])
+            except msgspec.DecodeError:
+                return None
+            details = usage.prompt_tokens_details
+            cached = details.cached_tokens if details is not None else None
+            return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached)
+    return None
+
+
+class Tail:
+    """Keeps the last `TAIL_BYTES` of a body without copying it: whole parts, oldest dropped."""
+
+    __slots__ = ("_num_bytes", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        parts = self._parts
+        parts.append(data)
+        self._num_bytes += len(data)
+        while self._num_bytes - len(parts[0]) >= TAIL_BYTES:
+            self._num_bytes -= len(parts.pop(0))
+
+    def bytes(self) -> bytes:
+        return b"".join(self._parts)[-TAIL_BYTES:]

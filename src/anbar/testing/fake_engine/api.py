@@ -104,6 +104,8 @@ class Generate:
     salt: str | None
     prompts: tuple[tuple[int, ...], ...]
     prompt_texts: tuple[str, ...]
+    reads_cache: bool
+    """False: the prefix cache is not looked up, since prompt log-probabilities must be computed."""
     n: int
     max_tokens: int
     """Already at most what the context leaves for the longest prompt."""
@@ -146,20 +148,14 @@ def parse_generate(
     """Validate in vLLM's order: fields, model, prompt, length, sampling; ApiError for what it refuses."""
     _check_types(body, _BOTH | (_CHAT if chat else _COMPLETION))
     _check_fields(body, chat=chat)
+    wanted, wanted_name = _wanted_tokens(body, chat=chat)
     model = cast(str, body.get("model") or limits.models[0])
     if model not in limits.models and model not in limits.loras:
         message = f"The model `{model}` does not exist. Valid aliases: {', '.join(limits.models)}."
         raise ApiError(message, status=404, kind="NotFoundError", param="model")
     texts, prompts = _chat_prompt(body, tokenizer) if chat else _completion_prompts(body, tokenizer)
     longest = max(len(prompt) for prompt in prompts)
-    if longest > limits.max_model_len:
-        raise ApiError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your prompt "
-            f"contains at least {limits.max_model_len + 1} input tokens, which exceeds this limit even "
-            "without any output tokens. Please reduce the length of the input prompt.",
-            param="input_tokens",
-        )
-    wanted = _wanted_tokens(body, chat=chat)
+    _check_length(longest, wanted, wanted_name, limits.max_model_len)
     left = limits.max_model_len - longest
     max_tokens = left if wanted is None else min(wanted, left)
     if max_tokens < 1 and not body.get("echo"):
@@ -174,6 +170,7 @@ def parse_generate(
         lora=model if model in limits.loras else None,
         salt=cast(str | None, body.get("cache_salt")),
         prompts=prompts,
+        reads_cache=not _wants_prompt_logprobs(body, chat=chat),
         prompt_texts=texts,
         n=cast(int, body.get("n") or 1),
         max_tokens=max_tokens,
@@ -201,12 +198,40 @@ def _last_role(body: Json) -> str:
     return str(messages[-1].get("role", "assistant"))
 
 
-def _wanted_tokens(body: Json, *, chat: bool) -> int | None:
-    if not chat:
-        given = body.get("max_tokens")
-        return 16 if given is None else cast(int, given)
-    given = body.get("max_completion_tokens")
-    return cast(int | None, body.get("max_tokens") if given is None else given)
+def _wanted_tokens(body: Json, *, chat: bool) -> tuple[int | None, str]:
+    """The limit that the request sets on its answer, and the field that sets it."""
+    if chat and body.get("max_completion_tokens") is not None:
+        return cast(int, body["max_completion_tokens"]), "max_completion_tokens"
+    given = cast(int | None, body.get("max_tokens"))
+    return 16 if given is None and not chat else given, "max_tokens"
+
+
+def _wants_prompt_logprobs(body: Json, *, chat: bool) -> bool:
+    if body.get("prompt_logprobs") is not None:
+        return True
+    return bool(body.get("echo")) and body.get("top_logprobs" if chat else "logprobs") not in (None, False)
+
+
+def _check_length(longest: int, wanted: int | None, wanted_name: str, max_model_len: int) -> None:
+    if wanted is not None and wanted > max_model_len:
+        raise ApiError(
+            f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}. Please request fewer "
+            "output tokens.",
+            param=wanted_name,
+        )
+    if longest > max_model_len:
+        raise ApiError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at "
+            f"least {max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+            param="input_tokens",
+        )
+    if longest == max_model_len:
+        raise ApiError(
+            f"The decoder prompt (length {longest}) plus the number of requested output tokens (at least 1) is "
+            f"longer than the maximum model length of {max_model_len}. Make sure that `max_model_len` is no "
+            "smaller than the number of text tokens (prompt + requested output tokens)."
+        )
 
 
 def _check_types(body: Json, types: Mapping[str, tuple[type, ...]]) -> None:

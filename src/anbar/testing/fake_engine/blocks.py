@@ -124,14 +124,14 @@ class PagedCache:
         """Whether the device has this block."""
         return block_hash in self._by_hash
 
-    def admit(self, tokens: Sequence[int], identity: Identity) -> Allocation:
+    def admit(self, tokens: Sequence[int], identity: Identity, *, reads_cache: bool = True) -> Allocation:
         """Take the cached prefix of a prompt and blocks for the rest; its full blocks count as cached.
 
         Raises NoFreeBlocks when the rest does not fit now.
         """
         seq = Allocation(list(tokens), identity)
         seq.hashes = block_hashes(seq.tokens, self.block_size, identity)
-        usable = seq.hashes[: (len(tokens) - 1) // self.block_size]
+        usable = seq.hashes[: (len(tokens) - 1) // self.block_size] if reads_cache else []
         device = next((i for i, h in enumerate(usable) if h not in self._by_hash), len(usable))
         hits = [next(iter(self._by_hash[h])) for h in usable[:device]]
         needed = -(-len(tokens) // self.block_size) - device

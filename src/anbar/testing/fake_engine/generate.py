@@ -86,7 +86,9 @@ class Generation:
         answer = Answer(state.tokenizer, ids, rules)
         async with AsyncExitStack() as stack:
             identity = Identity(request.lora, request.salt)
-            sequence = await stack.enter_async_context(state.scheduler.run(prompt, identity))
+            sequence = await stack.enter_async_context(
+                state.scheduler.run(prompt, identity, reads_cache=request.reads_cache)
+            )
             self._note_cached(sequence)
             while request.max_tokens > 0:
                 token = answer.next()

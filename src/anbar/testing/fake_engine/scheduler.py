@@ -59,9 +59,11 @@ class Scheduler:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
-    async def run(self, prompt: Sequence[int], identity: Identity) -> AsyncIterator[Allocation]:
+    async def run(
+        self, prompt: Sequence[int], identity: Identity, *, reads_cache: bool = True
+    ) -> AsyncIterator[Allocation]:
         """One sequence from admission to the release of its blocks, its prefill already done on entry."""
-        seq = await self._admit(prompt, identity)
+        seq = await self._admit(prompt, identity, reads_cache=reads_cache)
         try:
             self._count_prompt(seq)
             await self._prefill(seq)
@@ -88,14 +90,16 @@ class Scheduler:
         if self.publisher is not None:
             self.publisher.publish(events)
 
-    async def _admit(self, tokens: Sequence[int], identity: Identity) -> Allocation:
+    async def _admit(
+        self, tokens: Sequence[int], identity: Identity, *, reads_cache: bool = True
+    ) -> Allocation:
         counters = self.counters
         counters.waiting += 1
         try:
             while True:
                 if counters.running < self._max_num_seqs:
                     try:
-                        seq = self.cache.admit(tokens, identity)
+                        seq = self.cache.admit(tokens, identity, reads_cache=reads_cache)
                         break
                     except NoFreeBlocks:
                         pass

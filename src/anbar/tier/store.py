@@ -6,10 +6,13 @@ What makes a class here a Store
   the call) and returns one outcome per key, in the order of the keys. Calls never raise for a key's sake:
   a damaged entry is CORRUPT, an unreachable store ERROR, a late one TIMEOUT.
 - `put` is atomic per key: a reader sees the whole value or none. Putting a key that exists is a success.
-- `get_into` writes into a caller's buffer only while the call runs: nothing touches a buffer after the call
-  returned, also when it returned TIMEOUT. The content of a buffer whose outcome is not HIT is undefined.
-- A value that does not verify (length, fingerprint, checksum) is CORRUPT, never HIT, and is removed.
+- `get_into` writes into a caller's buffer, and `put` reads from one, only while the call runs: nothing
+  touches a buffer after the call returned, also when it returned TIMEOUT. The content of a buffer whose
+  outcome is not HIT is undefined.
+- A value that does not verify (length, namespace, checksum) is CORRUPT, never HIT, and is removed.
 - Keys are bytes of any length >= 1; equal keys under different `scope` are different entries.
+- A store is opened for one `namespace` (the fingerprint of what the values mean): entries of another
+  namespace are never seen.
 - `close` ends the store's threads and sockets; calls after it return ERROR.
 """
 
@@ -78,7 +81,12 @@ class Store(Protocol):
         ...
 
     def delete_scope(self, scope: Scope, *, timeout_s: float) -> Outcome:
-        """Remove every entry of a scope."""
+        """Remove every entry of a scope, in every namespace."""
+        ...
+
+    def take_evicted(self) -> list[bytes]:
+        """Keys of this namespace that the store itself evicted since the last call, to be announced as
+        removed. A hint: bounded, and what other processes evicted is theirs to announce."""
         ...
 
     def stats(self) -> StoreStats:

@@ -1,0 +1,178 @@
+"""Which keys the store holds, asked without ever waiting.
+
+The engine's scheduler asks key by key, every step, until it gets an answer. A first question is noted, sent
+to the store in a batch at the end of the step, and answered RETRY meanwhile. Promises to the scheduler:
+
+- every question is answered HIT or MISS within the request's bound, whatever the store does;
+- once a load failed for a request, that request gets MISS for the key for ever, so it cannot loop;
+- a key that was loaded twice for a request and evicted from host RAM before use both times is given up.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from anbar.core.clock import Clock
+from anbar.tier.breaker import Breaker
+from anbar.tier.store import Outcome, Scope
+from anbar.tier.tally import Series, Tally
+from anbar.tier.wish import DEFAULT, Wish
+
+MAX_LOADS = 2
+"""Loads of one key for one request. A second may be needed after a preemption; more means that host RAM is
+too small for the requests that wait together, which evict each other's promotions."""
+
+
+class Answer(Enum):
+    """To the question whether the shared tier holds a key."""
+
+    HIT = "hit"
+    MISS = "miss"
+    RETRY = "retry"
+    """Not known yet: ask again in a later step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Keys of one scope to be looked up by one call on the store."""
+
+    scope: Scope
+    keys: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class _Request:
+    wish: Wish
+    answers: dict[bytes, Answer] = field(default_factory=dict)
+    asked_s: dict[bytes, float] = field(default_factory=dict)
+    loads: dict[bytes, int] = field(default_factory=dict)
+    given_up: set[bytes] = field(default_factory=set)
+
+
+class Lookups:
+    """Owned by the scheduler's thread."""
+
+    def __init__(
+        self, clock: Clock, breaker: Breaker, tally: Tally, *, timeout_s: float, batch_keys: int = 256
+    ) -> None:
+        self._clock = clock
+        self._breaker = breaker
+        self._tally = tally
+        self._timeout_s = timeout_s
+        self._batch_keys = batch_keys
+        self._requests: dict[str, _Request] = {}
+        self._waiting: dict[tuple[Scope, bytes], set[str]] = {}
+        """Who waits for a key, from its first question until the store's answer."""
+        self._unsent: dict[Scope, list[bytes]] = {}
+
+    def open(self, request: str, wish: Wish) -> None:
+        """A request may ask from now on."""
+        self._requests[request] = _Request(wish)
+
+    def close(self, request: str) -> None:
+        """A request asks no more; what the store still answers for it is ignored."""
+        state = self._requests.pop(request, None)
+        if state is None:
+            return
+        for key in state.asked_s:
+            waiters = self._waiting.get((state.wish.scope, key))
+            if waiters is not None:
+                waiters.discard(request)
+
+    def wish(self, request: str) -> Wish:
+        """What a request asked for; the default for one that was never opened."""
+        state = self._requests.get(request)
+        return state.wish if state is not None else DEFAULT
+
+    def answer(self, request: str, key: bytes) -> Answer:
+        """HIT, MISS or RETRY, at once."""
+        state = self._requests.get(request)
+        if state is None or state.wish.bypass:
+            return Answer.MISS
+        known = state.answers.get(key)
+        if known is Answer.HIT:
+            return self._hit(state, key)
+        if known is not None:
+            return known
+        if self._breaker.is_open():
+            return self._resolve(state, key, Answer.MISS, "refused")
+        asked_s = state.asked_s.get(key)
+        if asked_s is None:
+            self._ask(request, state, key)
+            return Answer.RETRY
+        if self._clock.now_s() - asked_s < self._bound_s(state):
+            return Answer.RETRY
+        self._waiting.get((state.wish.scope, key), set()).discard(request)
+        return self._resolve(state, key, Answer.MISS, "timeout")
+
+    def take_questions(self) -> list[Question]:
+        """What was asked since the last call and someone still waits for; call once at the end of a step."""
+        unsent, self._unsent = self._unsent, {}
+        questions: list[Question] = []
+        for scope, keys in unsent.items():
+            wanted = [key for key in keys if self._is_wanted(scope, key)]
+            starts = range(0, len(wanted), self._batch_keys)
+            questions += [Question(scope, tuple(wanted[i : i + self._batch_keys])) for i in starts]
+        return questions
+
+    def settle(self, question: Question, outcomes: Sequence[Outcome] | None) -> None:
+        """The store's answer, one outcome per key; None when the breaker refused the call."""
+        for index, key in enumerate(question.keys):
+            outcome = outcomes[index] if outcomes is not None else None
+            label = outcome.value if outcome is not None else "refused"
+            answer = Answer.HIT if outcome is Outcome.HIT else Answer.MISS
+            for request in self._waiting.pop((question.scope, key), ()):
+                self._resolve(self._requests[request], key, answer, label)
+
+    def loading(self, request: str, keys: Iterable[bytes]) -> None:
+        """Keys are being loaded for a request."""
+        state = self._requests.get(request)
+        if state is not None:
+            for key in keys:
+                state.loads[key] = state.loads.get(key, 0) + 1
+
+    def stored(self, request: str, keys: Iterable[bytes]) -> None:
+        """Keys of a request were stored: should it be preempted and evicted from host RAM, it may load them,
+        although they were missing when it first asked."""
+        state = self._requests.get(request)
+        if state is not None:
+            for key in keys:
+                if key in state.answers and key not in state.given_up:
+                    state.answers[key] = Answer.HIT
+
+    def give_up(self, request: str, keys: Iterable[bytes]) -> None:
+        """Keys could not be loaded for a request: it gets MISS for them from now on."""
+        state = self._requests.get(request)
+        if state is not None:
+            state.given_up.update(keys)
+            state.answers.update(dict.fromkeys(state.given_up, Answer.MISS))
+
+    def _hit(self, state: _Request, key: bytes) -> Answer:
+        if state.loads.get(key, 0) < MAX_LOADS:
+            return Answer.HIT
+        state.given_up.add(key)
+        return self._resolve(state, key, Answer.MISS, "spent")
+
+    def _ask(self, request: str, state: _Request, key: bytes) -> None:
+        scope = state.wish.scope
+        state.asked_s[key] = self._clock.now_s()
+        waiters = self._waiting.get((scope, key))
+        if waiters is None:
+            self._waiting[scope, key] = {request}
+            self._unsent.setdefault(scope, []).append(key)
+        else:
+            waiters.add(request)
+
+    def _resolve(self, state: _Request, key: bytes, answer: Answer, label: str) -> Answer:
+        state.answers[key] = answer
+        self._tally.add(Series.LOOKUPS, label)
+        return answer
+
+    def _bound_s(self, state: _Request) -> float:
+        return self._timeout_s if state.wish.wait_s is None else state.wish.wait_s
+
+    def _is_wanted(self, scope: Scope, key: bytes) -> bool:
+        if self._waiting[scope, key]:
+            return True
+        del self._waiting[scope, key]
+        return False

@@ -1,0 +1,212 @@
+"""Stores and loads on their way: what to send, what to refuse, what became of each.
+
+The engine submits jobs and must be told the end of every one of them. A job's rows (places in host RAM) are
+pinned until then, so the rows that may wait for a slow store are bounded: what is past the bound is
+acknowledged without writing, or fails to load at once. Jobs are cut into calls of a bounded size, so that one
+hung call loses little, and a breaker that opened in between refuses the rest.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from anbar.core.clock import Clock
+from anbar.tier.breaker import Breaker
+from anbar.tier.store import Outcome, Scope
+from anbar.tier.tally import Series, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """Bounds; a row is one offloaded chunk of all workers, of `row_bytes`."""
+
+    row_bytes: int
+    max_store_rows: int
+    """Rows that unfinished stores may pin; past it stores are skipped."""
+    max_load_rows: int
+    """Rows that unfinished loads may pin; past it loads fail."""
+    rows_per_call: int
+    """Rows moved by one call on the store."""
+
+
+class Direction(Enum):
+    """Which way bytes go."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows to move for a request: `keys[i]` is, or will be, in row `rows[i]`."""
+
+    id: int
+    request: str
+    scope: Scope
+    keys: tuple[bytes, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call on the store."""
+
+    job: int
+    direction: Direction
+    scope: Scope
+    keys: tuple[bytes, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a job. `good` are the keys that were moved; a skipped store has none and is a success."""
+
+    job: int
+    request: str
+    direction: Direction
+    ok: bool
+    good: tuple[bytes, ...]
+    failed: tuple[bytes, ...]
+    seconds: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Keys that are now known to be, or not to be, in the store."""
+
+    keys: tuple[bytes, ...]
+    present: bool
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    direction: Direction
+    started_s: float
+    calls_left: int = 0
+    good: list[bytes] = field(default_factory=list)
+    failed: list[bytes] = field(default_factory=list)
+
+
+_GONE = (Outcome.MISS, Outcome.CORRUPT)
+
+
+class Transfers:
+    """Owned by the scheduler's thread."""
+
+    def __init__(self, clock: Clock, breaker: Breaker, tally: Tally, config: TransferConfig) -> None:
+        self._clock = clock
+        self._breaker = breaker
+        self._tally = tally
+        self._config = config
+        self._running: dict[int, _Running] = {}
+        self._storing: set[tuple[Scope, bytes]] = set()
+        self._pinned = dict.fromkeys(Direction, 0)
+        self._finished: list[Finished] = []
+        self._changes: list[Change] = []
+
+    @property
+    def num_running(self) -> int:
+        """Jobs with a call that has not been settled."""
+        return len(self._running)
+
+    def store(self, job: Job, *, wanted: bool) -> list[Call]:
+        """Calls to make for a store, prefix first; keys that are refused are acknowledged without writing."""
+        if not wanted:
+            self._tally.add(Series.STORES, "unwanted", len(job.keys))
+            return self._start(job, Direction.STORE, [])
+        fresh = [i for i, key in enumerate(job.keys) if (job.scope, key) not in self._storing]
+        self._tally.add(Series.STORES, "merged", len(job.keys) - len(fresh))
+        admitted, refusal = self._admit(Direction.STORE, fresh, self._config.max_store_rows)
+        self._tally.add(Series.STORES, refusal, len(fresh) - len(admitted))
+        self._storing.update((job.scope, job.keys[i]) for i in admitted)
+        return self._start(job, Direction.STORE, self._cut(job, Direction.STORE, admitted))
+
+    def load(self, job: Job) -> list[Call]:
+        """Calls to make for a load, prefix first; keys that are refused fail at once."""
+        every = list(range(len(job.keys)))
+        admitted, refusal = self._admit(Direction.LOAD, every, self._config.max_load_rows)
+        refused = job.keys[len(admitted) :]
+        self._tally.add(Series.LOADS, refusal, len(refused))
+        return self._start(job, Direction.LOAD, self._cut(job, Direction.LOAD, admitted), failed=refused)
+
+    def settle(self, call: Call, outcomes: Sequence[Outcome] | None) -> None:
+        """What became of a call, one outcome per key; None when the breaker refused it."""
+        running = self._running[call.job]
+        series = Series.LOADS if call.direction is Direction.LOAD else Series.STORES
+        results = outcomes if outcomes is not None else [None] * len(call.keys)
+        good = [key for key, outcome in zip(call.keys, results, strict=True) if outcome is Outcome.HIT]
+        failed = [key for key, outcome in zip(call.keys, results, strict=True) if outcome is not Outcome.HIT]
+        for outcome in results:
+            self._tally.add(series, outcome.value if outcome is not None else "refused")
+        self._tally.add(Series.BYTES, call.direction.value, len(good) * self._config.row_bytes)
+        if call.direction is Direction.STORE:
+            self._storing.difference_update((call.scope, key) for key in call.keys)
+        else:
+            gone = (key for key, outcome in zip(call.keys, results, strict=True) if outcome in _GONE)
+            self._change(gone, present=False)
+        self._change(good, present=True)
+        running.good += good
+        running.failed += failed
+        running.calls_left -= 1
+        self._pinned[call.direction] -= len(call.rows)
+        if running.calls_left == 0:
+            del self._running[call.job]
+            self._finish(running)
+
+    def take_finished(self) -> list[Finished]:
+        """Jobs that ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_changes(self) -> list[Change]:
+        """What became known of the store's content since the last call, in order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _admit(self, direction: Direction, indices: list[int], max_rows: int) -> tuple[list[int], str]:
+        """The leading indices that may be moved, and why the others may not."""
+        if self._breaker.is_open():
+            return [], "refused"
+        return indices[: max(0, max_rows - self._pinned[direction])], "queue_full"
+
+    def _cut(self, job: Job, direction: Direction, indices: list[int]) -> list[Call]:
+        step = self._config.rows_per_call
+        calls = []
+        for start in range(0, len(indices), step):
+            part = indices[start : start + step]
+            keys, rows = tuple(job.keys[i] for i in part), tuple(job.rows[i] for i in part)
+            calls.append(Call(job.id, direction, job.scope, keys, rows))
+        return calls
+
+    def _start(
+        self, job: Job, direction: Direction, calls: list[Call], failed: Sequence[bytes] = ()
+    ) -> list[Call]:
+        running = _Running(job, direction, self._clock.now_s(), len(calls), failed=list(failed))
+        if calls:
+            self._running[job.id] = running
+            self._pinned[direction] += sum(len(call.rows) for call in calls)
+        else:
+            self._finish(running)
+        return calls
+
+    def _finish(self, running: _Running) -> None:
+        self._finished.append(
+            Finished(
+                job=running.job.id,
+                request=running.job.request,
+                direction=running.direction,
+                ok=not running.failed,
+                good=tuple(running.good),
+                failed=tuple(running.failed),
+                seconds=self._clock.now_s() - running.started_s,
+                num_bytes=len(running.good) * self._config.row_bytes,
+            )
+        )
+
+    def _change(self, keys: Iterable[bytes], *, present: bool) -> None:
+        changed = tuple(keys)
+        if changed:
+            self._changes.append(Change(changed, present))

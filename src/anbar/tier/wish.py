@@ -1,0 +1,80 @@
+"""What a request asks of the shared tier: `kv_transfer_params.anbar`, parsed so that nothing can raise.
+
+A field that this version does not understand must not cost isolation: a wish that cannot be read keeps the
+request out of the shared tier altogether (it is computed, and served from device and host as always).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from anbar.tier.store import Scope
+
+VERSION = 1
+MAX_SCOPE_CHARS = 256
+MAX_WAIT_MS = 60_000
+
+
+class Storing(Enum):
+    """Whether a request's blocks go to the shared store."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """`scope` names the sharing group; `wait_s` bounds how long lookups may delay the request (None: the
+    tier's own bound); `bypass` keeps the request out of the shared tier."""
+
+    scope: Scope = ""
+    storing: Storing = Storing.AUTO
+    wait_s: float | None = None
+    bypass: bool = False
+
+    @property
+    def may_store(self) -> bool:
+        return not self.bypass and self.storing is not Storing.NEVER
+
+
+DEFAULT = Wish()
+BYPASS = Wish(storing=Storing.NEVER, bypass=True)
+
+
+def parse(params: object) -> Wish:
+    """The wish in a request's `kv_transfer_params` (None or a mapping from JSON)."""
+    fields = params.get("anbar") if isinstance(params, dict) else None
+    if fields is None:
+        return DEFAULT
+    if not isinstance(fields, dict) or not _is_int(fields.get("v")) or fields["v"] != VERSION:
+        return BYPASS
+    scope = fields.get("scope", "")
+    if not isinstance(scope, str) or len(scope) > MAX_SCOPE_CHARS or not _encodable(scope):
+        return BYPASS
+    return Wish(scope, _storing(fields.get("store", "auto")), _wait_s(fields.get("wait_ms")))
+
+
+def _storing(value: object) -> Storing:
+    try:
+        return Storing(value)
+    except ValueError:
+        return Storing.NEVER
+
+
+def _wait_s(value: object) -> float | None:
+    if isinstance(value, int) and _is_int(value) and 0 <= value <= MAX_WAIT_MS:
+        return value / 1000
+    return None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _encodable(text: str) -> bool:
+    """JSON may carry lone surrogates, which have no bytes to hash."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,6 +8,7 @@ AnbarError
 │   └── UpstreamTimeout       no first byte within the limit
 ├── UpstreamBroken     an engine failed after its first byte
 ├── NoEngine           nothing can serve the request now: 503
+├── WireError          an engine's KV event message cannot be understood: names the part
 ├── StackError         a part of the stack did not start or died
 └── StoreError         a store could not be opened (calls on an open store report outcomes instead)
 """
@@ -63,6 +64,10 @@ class UpstreamBroken(AnbarError):
 
 class NoEngine(AnbarError):
     """No engine can serve this request now."""
+
+
+class WireError(AnbarError):
+    """A KV event message that cannot be understood; the text says which part."""
 
 
 class StackError(AnbarError):

@@ -1,0 +1,332 @@
+"""The subscriber to one engine's KV events: a complete and ordered stream, or a report of what is missing.
+
+How a stream is made whole -------------------------- vLLM's publisher numbers its batches from 0 in each
+life and offers the last 10,000 of them for replay. It sends a batch before it puts it into the replay
+buffer, so a replay asked for after a live batch `n` holds `n - 1`.
+
+- *Start.* Subscribe, wait for the handshake, then replay from 0. Live batches queue in the socket
+  meanwhile and are taken afterwards; those that the replay had are recognised by number and bytes and
+  dropped.
+- *Gap.* A live number beyond the expected one: replay from the last batch we have.
+- *Restart.* Three signs, each enough: (1) a number comes again with other bytes; (2) after each new
+  handshake, and whenever a gap is replayed, the replay begins with our own last batch, and its bytes
+  differ; (3) that replay does not have our last batch, while an engine that still lives has it, unless it
+  has published more than a buffer since. So an engine that restarted while we were away is recognised
+  even if it has published more than we had seen, and one that ran too far ahead is treated alike. Then:
+  `on_restart`, replay from 0.
+- *Loss.* What a replay from 0 no longer holds is reported by `on_gap`, and the stream goes on behind it.
+- Without a replay address nothing can be compared: every new handshake counts as a restart.
+
+A sink never sees a batch twice, nor two batches out of order, between two calls of `on_restart`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from anbar.adapters.vllm.kv_sequence import SequenceLog, Verdict
+from anbar.adapters.vllm.kv_wire import (
+    END_SEQ,
+    Message,
+    decode_message,
+    live_message,
+    replay_message,
+    replay_request,
+)
+from anbar.core.errors import WireError
+from anbar.core.events import KvBatch
+from anbar.core.ids import EngineId
+
+
+class KvSink(Protocol):
+    """Who is told. Called on the event loop, in order; must return at once and not raise."""
+
+    def on_batch(self, engine: EngineId, batch: KvBatch) -> None:
+        """The next batch of the engine's present life."""
+        ...
+
+    def on_restart(self, engine: EngineId) -> None:
+        """What was said before is void: the engine has begun anew, or may have."""
+        ...
+
+    def on_gap(self, engine: EngineId, first: int, last: int) -> None:
+        """Batches `first`..`last` are lost for good. Removals may be among them, so a sink must forget what
+        it believes of the engine's own tiers; what follows is true, but not the whole truth."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberTiming:
+    """Seconds; the defaults fit engines on one network."""
+
+    poll_s: float = 0.25
+    """How soon a new connection is noticed while nothing is published."""
+    replay_timeout_s: float = 5.0
+    """Longest silence within a replay. vLLM's publisher looks for requests at least every 0.1 s."""
+    backoff_s: float = 0.2
+    """Pause after the first failure; doubles with each."""
+    max_backoff_s: float = 5.0
+
+
+@dataclass(slots=True)
+class KvStreamStatus:
+    """The state of one stream and counts since the start."""
+
+    connected: bool = False
+    complete: bool = False
+    """The sink knows all that the engine has announced in this life."""
+    num_batches: int = 0
+    num_duplicates: int = 0
+    num_stale: int = 0
+    """Batches of a life that was over when they were taken from the queue."""
+    num_restarts: int = 0
+    num_gaps: int = 0
+    num_lost: int = 0
+    """Batches lost for good, malformed ones included."""
+    num_malformed: int = 0
+    num_replays: int = 0
+    num_failed_replays: int = 0
+    num_errors: int = 0
+    """Sessions that ended with an error of ours."""
+
+
+class _Restarted(Exception):
+    """The replay does not continue what we have."""
+
+
+class _ReplayFailed(Exception):
+    """The replay address did not answer, or not with a replay."""
+
+
+REPLAY_TRIES = 3
+"""Attempts at a replay before the stream goes on without it."""
+
+QUEUE_BATCHES = 10_000
+"""Live batches that wait in the socket; beyond, the publisher drops, which is then a gap like any other."""
+
+
+class KvSubscriber:
+    """See the module's text. `start` and `stop` (or `async with`) run it in a task; `run` in the caller's.
+
+    `events` and `replay` are ZMQ addresses to connect to. Neither needs to exist yet.
+    """
+
+    def __init__(
+        self,
+        engine: EngineId,
+        events: str,
+        replay: str | None,
+        sink: KvSink,
+        timing: SubscriberTiming | None = None,
+    ) -> None:
+        self._engine = engine
+        self._events = events
+        self._replay = replay
+        self._sink = sink
+        self._timing = timing if timing is not None else SubscriberTiming()
+        self._log = SequenceLog()
+        self._lost = False
+        self._task: asyncio.Task[None] | None = None
+        self.status = KvStreamStatus()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def start(self) -> None:
+        """Begin in a task of the running loop; a second call does nothing."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self.run(), name=f"kv-events-{self._engine}")
+
+    async def stop(self) -> None:
+        """End the task and close its sockets; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def run(self) -> None:
+        """Follow the stream until cancelled; a session that fails is followed by a new one."""
+        pause_s = self._timing.backoff_s
+        while True:
+            before = self.status.num_batches
+            try:
+                await self._session()
+            except Exception:  # noqa: BLE001 the supervisor of the stream
+                self.status.num_errors += 1
+            self._begin_anew()
+            if self.status.num_batches > before:
+                pause_s = self._timing.backoff_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._timing.max_backoff_s)
+
+    async def _session(self) -> None:
+        """Sockets for as long as all goes well. Reconnecting is ZMQ's own, with backoff."""
+        context = zmq.asyncio.Context()
+        try:
+            subscriber = context.socket(zmq.SUB)
+            subscriber.set_hwm(QUEUE_BATCHES)
+            subscriber.setsockopt(zmq.RECONNECT_IVL, round(1000 * self._timing.backoff_s))
+            subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, round(1000 * self._timing.max_backoff_s))
+            subscriber.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+            subscriber.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+            subscriber.subscribe(b"")
+            monitor_address = f"inproc://monitor-{self._engine}"
+            subscriber.monitor(monitor_address, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+            monitor = plain.socket(zmq.PAIR)
+            monitor.connect(monitor_address)
+            try:
+                subscriber.connect(self._events)
+                await self._follow(context, subscriber, monitor)
+            finally:
+                subscriber.disable_monitor()
+                monitor.close(linger=0)
+                subscriber.close(linger=0)
+        finally:
+            self.status.connected = self.status.complete = False
+            context.destroy(linger=0)
+
+    async def _follow(
+        self, context: zmq.asyncio.Context, subscriber: zmq.asyncio.Socket, monitor: "zmq.Socket[bytes]"
+    ) -> None:
+        while True:
+            ready = await subscriber.poll(round(1000 * self._timing.poll_s))
+            frames = await subscriber.recv_multipart() if ready else None
+            # Looked at after receiving: the handshake is announced before its first message is delivered.
+            if self._handshake_since(monitor):
+                await self._resume(context)
+            if frames is not None:
+                await self._live(context, frames)
+                await asyncio.sleep(0)  # a queue of messages is received without ever yielding
+
+    def _handshake_since(self, monitor: "zmq.Socket[bytes]") -> bool:
+        """Whether a connection was made since the last call."""
+        made = False
+        while monitor.poll(0):
+            event = parse_monitor_message(monitor.recv_multipart())["event"]
+            self.status.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            made = made or self.status.connected
+        return made
+
+    async def _resume(self, context: zmq.asyncio.Context) -> None:
+        """After a handshake: find out whether this is the life we know, and fetch what we have missed."""
+        if not await self._catch_up(context) and self._log.next:
+            self._begin_anew()
+
+    async def _live(self, context: zmq.asyncio.Context, frames: list[bytes]) -> None:
+        try:
+            message = live_message(frames)
+        except WireError:
+            self.status.num_malformed += 1  # without a number: if it was a batch, a gap will show
+            return
+        verdict = self._log.judge(message)
+        if verdict is Verdict.RESTART:
+            self._begin_anew()
+        replayed = verdict in (Verdict.RESTART, Verdict.GAP) and await self._catch_up(context)
+        if replayed:
+            verdict = self._log.judge(message)
+        if verdict is Verdict.DUPLICATE:
+            self.status.num_duplicates += 1
+        elif replayed and verdict is not Verdict.NEXT:
+            # A replay that was asked for now holds all up to this message, so it is of a life that is over
+            # and waited in our queue.
+            self.status.num_stale += 1
+        else:
+            self._deliver(message)
+
+    def _deliver(self, message: Message) -> None:
+        """Hand on the newest message, and first what is missing before it."""
+        if message.seq > self._log.next:
+            self._lose(self._log.next, message.seq - 1)
+        self._log.accept(message)
+        try:
+            batch = decode_message(message)
+        except WireError:
+            self.status.num_malformed += 1
+            self._lose(message.seq, message.seq)
+            return
+        self.status.num_batches += 1
+        self._sink.on_batch(self._engine, batch)
+
+    def _lose(self, first: int, last: int) -> None:
+        self.status.num_gaps += 1
+        self.status.num_lost += last - first + 1
+        self._lost = True
+        self.status.complete = False
+        self._sink.on_gap(self._engine, first, last)
+
+    def _begin_anew(self) -> None:
+        """Forget the life known so far, if there was one."""
+        self.status.complete = self._lost = False
+        if self._log.next:
+            self.status.num_restarts += 1
+            self._log.reset()
+            self._sink.on_restart(self._engine)
+
+    async def _catch_up(self, context: zmq.asyncio.Context) -> bool:
+        """Replay what is missing; False if the replay could not be had, and nothing was verified."""
+        if self._replay is None:
+            return False
+        for attempt in range(REPLAY_TRIES):
+            self.status.num_replays += 1
+            try:
+                await self._replay_all(context)
+            except _Restarted:
+                self._begin_anew()
+            except _ReplayFailed:
+                self.status.num_failed_replays += 1
+                await asyncio.sleep(min(self._timing.backoff_s * 2**attempt, self._timing.max_backoff_s))
+            else:
+                return True
+        return False
+
+    async def _replay_all(self, context: zmq.asyncio.Context) -> None:
+        """Deliver what the replay has beyond our last batch; raises _Restarted, _ReplayFailed."""
+        known = self._log.next
+        verified = known == 0
+        async with aclosing(self._replayed(context, max(known - 1, 0))) as messages:
+            async for message in messages:
+                verdict = self._log.judge(message)
+                verified = verified or (message.seq == known - 1 and verdict is Verdict.DUPLICATE)
+                if not verified or verdict is Verdict.RESTART:
+                    raise _Restarted
+                if verdict is not Verdict.DUPLICATE:
+                    self._deliver(message)
+                await asyncio.sleep(0)
+        if not verified:
+            raise _Restarted
+        self.status.complete = not self._lost
+
+    async def _replayed(self, context: zmq.asyncio.Context, first: int) -> AsyncGenerator[Message, None]:
+        """The messages of one replay, on a socket of its own, so that no late answer is taken for
+        another's."""
+        assert self._replay is not None
+        dealer = context.socket(zmq.DEALER)
+        try:
+            dealer.connect(self._replay)
+            await dealer.send_multipart(replay_request(first))
+            while True:
+                async with asyncio.timeout(self._timing.replay_timeout_s):
+                    frames = await dealer.recv_multipart()
+                message = replay_message(frames)
+                if message.seq == END_SEQ:
+                    return
+                yield message
+        except (TimeoutError, WireError) as error:
+            raise _ReplayFailed from error
+        finally:
+            dealer.close(linger=0)

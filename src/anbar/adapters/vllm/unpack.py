@@ -1,7 +1,7 @@
 """Turns a GGUF file into a model directory that vLLM serves.
 
 A script, never imported: the engine interpreter, which has torch and transformers, runs it as
-`python unpack.py SOURCE.gguf TARGET_DIR`. transformers reads GGUF and dequantizes it, but the model it returns
+`python unpack.py SOURCE.gguf TARGET_DIR`. transformers reads GGUF and dequantizes it, but the returned model
 still says that it is quantized and refuses to be saved. So a fresh model is built from the cleaned config and
 given the same weights, in float32, in which the 4-bit values are exact.
 """

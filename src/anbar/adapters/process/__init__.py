@@ -1,0 +1,1 @@
+"""Child processes that cannot outlive the one that started them."""

@@ -1,0 +1,126 @@
+"""Removes what a dead launcher left: only what its state file names, and only where it is still the same.
+
+Guards end their engines by themselves within seconds, so most often this only waits for them. It also holds
+when a guard was killed too.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from anbar.adapters.process import proc
+from anbar.adapters.process.proc import ProcessId
+from anbar.adapters.process.state import PartState, StackState, current_boot
+
+GRACE_S = 15.0
+"""What guards need to end their engines after their launcher died: their grace and what the rest gets."""
+
+_POLL_S = 0.1
+
+
+def clean_stale(state: StackState, *, grace_s: float = GRACE_S) -> list[str]:
+    """Remove the remains of `state`, whose launcher is dead; says what it did, a line each.
+
+    Takes no time when nothing is left, else up to `grace_s` and a few seconds.
+    """
+    done: list[str] = []
+    same_boot = state.boot == current_boot()
+    records = {part.name: _read_record(Path(part.record)) for part in state.parts}
+    if same_boot:
+        remaining = [part.name for part in state.parts if _remains(part, records[part.name][0])]
+        done += [f"stopped what was left of {name}" for name in remaining]
+        _end(state, {name: members for name, (members, _) in records.items()}, grace_s)
+    for part in state.parts:
+        noted = records[part.name][1] | _read_record(Path(part.record))[1]
+        removed = proc.remove_shm({*noted, *part.shm}) if same_boot else []
+        done += [f"removed /dev/shm/{name} of {part.name}" for name in removed]
+        with contextlib.suppress(FileNotFoundError):
+            Path(part.record).unlink()
+    if remove_socket_dir(Path(state.socket_dir)):
+        done.append(f"removed {state.socket_dir}")
+    return done
+
+
+def remove_socket_dir(path: Path) -> bool:
+    """Remove a directory of sockets that Anbar made: ours, private, and with nothing else in it."""
+    try:
+        info = path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+            return False
+        for entry in path.iterdir():
+            if stat.S_ISSOCK(entry.lstat().st_mode):
+                entry.unlink()
+        path.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _read_record(path: Path) -> tuple[set[ProcessId], set[str]]:
+    try:
+        data = json.loads(path.read_text())
+        return {ProcessId(*member) for member in data["members"]}, set(data["shm"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return set(), set()
+
+
+def _remains(part: PartState, members: Iterable[ProcessId]) -> list[ProcessId]:
+    """Processes of the part that still run.
+
+    Beside the recorded ones (pid and start time), what is below them, and what is in their session: a session
+    id cannot be given to others while one of its processes lives.
+    """
+    entries = {entry.id: entry for entry in proc.all_entries() if not entry.zombie}
+    known = [member for member in {part.guard, *members} if member in entries]
+    found = set(known)
+    for member in known:
+        found |= {entry.id for entry in proc.descendants(member.pid, entries.values())}
+        if entries[member].session == part.guard.pid:
+            found |= {entry.id for entry in entries.values() if entry.session == part.guard.pid}
+    return sorted(found)
+
+
+def _end(state: StackState, members: dict[str, set[ProcessId]], grace_s: float) -> None:
+    def left() -> list[ProcessId]:
+        return [one for part in state.parts for one in _remains(part, members[part.name])]
+
+    for part in state.parts:
+        if proc.is_alive(part.guard):
+            continue  # it has seen its launcher's end
+        for member in _remains(part, members[part.name]):
+            _kill(member, signal.SIGTERM)
+    if _until_empty(left, grace_s):
+        return
+    for part in state.parts:
+        if proc.is_alive(part.guard):
+            _kill(part.guard, signal.SIGTERM)  # the second one: it kills at once
+    if _until_empty(left, 3.0):
+        return
+    for member in left():
+        _kill(member, signal.SIGKILL)
+    _until_empty(left, 3.0)
+
+
+def _until_empty(left: Callable[[], list[ProcessId]], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while left():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _kill(process: ProcessId, number: int) -> None:
+    """Send a signal to this very process: a pid handle opened before the check cannot move to another."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if proc.is_alive(process):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)

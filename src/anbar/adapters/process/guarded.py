@@ -1,0 +1,112 @@
+"""A child process behind a guard, as the launcher sees it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anbar.adapters.process
+from anbar.adapters.process.proc import ProcessId, entry_of
+from anbar.core.errors import StackError
+
+_GUARD = Path(anbar.adapters.process.__file__).with_name("guard.py")
+_GUARD_MARGIN_S = 20.0
+"""What a guard may need beyond the grace: see its limits for the rest and for SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run. `env` is the whole environment. Output goes to `log`; what was there moves to `log`.1.
+    The guard notes processes and shared memory in `record`. `grace_s` is between SIGTERM and SIGKILL."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log: Path
+    record: Path
+    grace_s: float = 10.0
+
+
+class GuardedProcess:
+    """One life of a child. `start`, then `wait` for its end or `stop` it."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self._process: asyncio.subprocess.Process | None = None
+        self._id: ProcessId | None = None
+
+    @property
+    def guard(self) -> ProcessId:
+        """The guard's pid and start time; only after `start`."""
+        if self._id is None:
+            raise RuntimeError(f"{self.spec.name} was not started")
+        return self._id
+
+    async def start(self) -> None:
+        """Start the guard and, through it, the command. Raises StackError if that is impossible."""
+        spec = self.spec
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        if spec.log.exists():
+            spec.log.replace(spec.log.with_name(spec.log.name + ".1"))
+        options = ["--record", str(spec.record), "--grace-s", str(spec.grace_s), "--", *spec.argv]
+        with spec.log.open("wb") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", str(_GUARD), *options),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env=dict(spec.env),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise StackError(f"{spec.name} could not be started: {error}") from error
+        entry = entry_of(self._process.pid)
+        self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Its exit status (128 + n for signal n) when all of its processes have ended."""
+        assert self._process is not None, "wait before start"
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
+
+    def signal_stop(self) -> None:
+        """Begin to stop: SIGTERM, SIGKILL after the grace. Called again: SIGKILL at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """Stop and wait until nothing is left; bounded by the grace and a margin."""
+        if self._process is None:
+            return
+        self.signal_stop()
+        try:
+            await asyncio.wait_for(self._process.wait(), self.spec.grace_s + _GUARD_MARGIN_S)
+        except TimeoutError:
+            os.kill(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+
+    def log_tail(self, num_lines: int = 12) -> str:
+        """The last lines of the log, for an error message."""
+        return tail(self.spec.log, num_lines)
+
+
+def tail(path: Path, num_lines: int) -> str:
+    """The last lines of a text file, at most 16 KiB; "" when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-num_lines:])

@@ -1,0 +1,95 @@
+"""Processes and shared memory as /proc tells of them. Standard library only: the guard imports this.
+
+A process is named by its pid *and* its start time, so that a pid that the kernel gave to another process is
+never taken for ours.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+SHM = Path("/dev/shm")
+
+_OURS = re.compile(r"/dev/shm/((?:psm_|sem\.mp-|vllm_offload_|torch_)[\w.\-]+)$")
+"""Names under which Python's multiprocessing, torch and vLLM create shared memory."""
+
+
+class ProcessId(NamedTuple):
+    """One life of a pid: `start` is in clock ticks since boot (field 22 of /proc/PID/stat)."""
+
+    pid: int
+    start: int
+
+
+class ProcessEntry(NamedTuple):
+    """A line of the process table; `zombie` has ended and waits for its parent."""
+
+    id: ProcessId
+    parent: int
+    session: int
+    zombie: bool
+
+
+def entry_of(pid: int) -> ProcessEntry | None:
+    """The process table's entry of `pid`; None if there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold anything
+    return ProcessEntry(ProcessId(pid, int(fields[19])), int(fields[1]), int(fields[3]), fields[0] in "ZX")
+
+
+def all_entries() -> list[ProcessEntry]:
+    """All processes that can be seen."""
+    pids = (int(name) for name in os.listdir(_PROC) if name.isdigit())
+    return [entry for entry in map(entry_of, pids) if entry is not None]
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process still runs (a zombie does not)."""
+    entry = entry_of(process.pid)
+    return entry is not None and entry.id == process and not entry.zombie
+
+
+def descendants(pid: int, entries: Iterable[ProcessEntry]) -> list[ProcessEntry]:
+    """Children of `pid`, their children, and so on."""
+    children: dict[int, list[ProcessEntry]] = {}
+    for entry in entries:
+        children.setdefault(entry.parent, []).append(entry)
+    found: list[ProcessEntry] = []
+    queue = [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += [entry.id.pid for entry in below]
+    return found
+
+
+def shm_of(pid: int) -> set[str]:
+    """Names in /dev/shm that `pid` has mapped now and that are of the kinds that engines create."""
+    try:
+        with (_PROC / str(pid) / "maps").open() as maps:
+            matches = (_OURS.search(line.rstrip("\n")) for line in maps if "/dev/shm/" in line)
+            return {match[1] for match in matches if match is not None}
+    except OSError:
+        return set()
+
+
+def remove_shm(names: Iterable[str]) -> list[str]:
+    """Remove these names from /dev/shm where they are ours by owner and kind; the removed ones."""
+    removed = []
+    for name in names:
+        path = SHM / name
+        if _OURS.match(f"/dev/shm/{name}") is None:
+            continue
+        try:
+            if path.lstat().st_uid == os.getuid():
+                path.unlink()
+                removed.append(name)
+        except OSError:
+            continue
+    return removed

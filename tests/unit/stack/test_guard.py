@@ -1,0 +1,180 @@
+"""The guard: whatever ends, and however, nothing of a guarded command is left."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from anbar.adapters.process import proc
+from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
+
+CHILD = Path(__file__).with_name("fake_child.py")
+
+
+async def eventually(check: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not check():
+        assert time.monotonic() < deadline, "did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+def spec_of(tmp_path: Path, *options: str, grace_s: float = 5.0) -> ChildSpec:
+    return ChildSpec(
+        name="child",
+        argv=[sys.executable, str(CHILD), *options],
+        env=dict(os.environ),
+        log=tmp_path / "child.log",
+        record=tmp_path / "child.json",
+        grace_s=grace_s,
+    )
+
+
+def below(pid: int) -> list[proc.ProcessId]:
+    return [entry.id for entry in proc.descendants(pid, proc.all_entries()) if not entry.zombie]
+
+
+async def started(spec: ChildSpec, num_processes: int) -> tuple[GuardedProcess, list[proc.ProcessId]]:
+    guarded = GuardedProcess(spec)
+    await guarded.start()
+    await eventually(lambda: "started" in spec.log.read_text())
+    await eventually(lambda: len(below(guarded.guard.pid)) == num_processes)
+    return guarded, below(guarded.guard.pid)
+
+
+@pytest.fixture
+async def no_leftovers() -> AsyncIterator[None]:
+    """Whatever a test does, it may not leave a process of ours."""
+    before = {entry.id for entry in proc.all_entries()}
+    yield
+    mine = str(CHILD)
+
+    def ours() -> list[int]:
+        found = []
+        for entry in proc.all_entries():
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{entry.id.pid}/cmdline").read_text()
+                if entry.id not in before and mine in command and not entry.zombie:
+                    found.append(entry.id.pid)
+        return found
+
+    await eventually(lambda: not ours())
+
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+
+async def test_exit_status_and_log_pass_through(tmp_path: Path) -> None:
+    """A command that fails by itself: its status and its words reach the launcher."""
+    guarded = GuardedProcess(spec_of(tmp_path, "--exit-code", "7"))
+    await guarded.start()
+    assert await guarded.wait() == 7
+    assert "something went wrong" in guarded.log_tail()
+    assert not (tmp_path / "child.json").exists()
+
+
+async def test_stop_ends_stubborn_grandchildren(tmp_path: Path) -> None:
+    """SIGTERM ends the command; its children ignore SIGTERM and one generation left the session."""
+    guarded, processes = await started(spec_of(tmp_path, "--children", "2", "--own-session"), 3)
+    guarded.signal_stop()
+    await asyncio.sleep(0.2)
+    guarded.signal_stop()  # do not wait for the grace
+    assert await guarded.wait() == 128 + signal.SIGTERM
+    assert not any(proc.is_alive(process) for process in processes)
+
+
+async def test_grace_ends_with_sigkill(tmp_path: Path) -> None:
+    """The command itself ignores SIGTERM: it gets SIGKILL after the grace, not before."""
+    guarded, _ = await started(spec_of(tmp_path, "--ignore-term", grace_s=0.5), 1)
+    begin = time.monotonic()
+    await guarded.stop()
+    assert 0.5 <= time.monotonic() - begin < 3.0
+    assert await guarded.wait() == 128 + signal.SIGKILL
+
+
+LAUNCHER = """
+import asyncio, os, sys
+from pathlib import Path
+from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
+
+async def main(log, record, *command):
+    guarded = GuardedProcess(ChildSpec("child", command, dict(os.environ), Path(log), Path(record), 0.5))
+    await guarded.start()
+    print(guarded.guard.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def launch(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
+    """A launcher in its own process, and the pid of its guard."""
+    places = [str(tmp_path / "child.log"), str(tmp_path / "child.json")]
+    command = [sys.executable, str(CHILD), *options]
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, *places, *command], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        return process, int(output.readline())
+
+
+async def test_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
+    """kill -9 of the launcher, with a command and grandchildren that ignore SIGTERM and shared memory."""
+    launcher, guard = launch(tmp_path, "--ignore-term", "--shm", "--children", "2")
+    try:
+        log = tmp_path / "child.log"
+        await eventually(lambda: "started" in log.read_text() and len(below(guard)) >= 3)
+        shm = Path("/dev/shm") / log.read_text().split("shm ")[1].split()[0]
+        assert shm.exists()
+        processes = below(guard)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    await eventually(lambda: not any(proc.is_alive(one) for one in processes))
+    await eventually(lambda: proc.entry_of(guard) is None)
+    assert not shm.exists()
+
+
+async def test_killed_command_leaves_no_shared_memory(tmp_path: Path) -> None:
+    """SIGKILL of the command alone, as the kernel does when memory is short: its segment is removed."""
+    spec = spec_of(tmp_path, "--shm")
+    guarded, processes = await started(spec, 2)  # the second is Python's resource tracker
+    await eventually(lambda: spec.record.exists() and "psm_" in spec.record.read_text())
+    (name,) = json.loads(spec.record.read_text())["shm"]
+    os.kill(min(processes).pid, signal.SIGKILL)
+    assert await guarded.wait() == 128 + signal.SIGKILL
+    assert not (Path("/dev/shm") / name).exists()
+
+
+async def test_killed_guard_takes_the_command_along(tmp_path: Path) -> None:
+    """Even the guard may be killed: the command gets SIGTERM from the kernel."""
+    guarded, processes = await started(spec_of(tmp_path), 1)
+    os.kill(guarded.guard.pid, signal.SIGKILL)
+    await guarded.wait()
+    await eventually(lambda: not any(proc.is_alive(process) for process in processes))
+
+
+async def test_unknown_command(tmp_path: Path) -> None:
+    """A command that does not exist: status 127 and a reason in the log."""
+    spec = ChildSpec("child", ["/nonexistent"], {}, tmp_path / "log", tmp_path / "record", 1.0)
+    guarded = GuardedProcess(spec)
+    await guarded.start()
+    assert await guarded.wait() == 127
+    assert "cannot run /nonexistent" in guarded.log_tail()
+
+
+async def test_log_is_rotated(tmp_path: Path) -> None:
+    """The log of the life before stays readable as `.1`."""
+    for _ in range(2):
+        guarded = GuardedProcess(spec_of(tmp_path, "--exit-code", "1"))
+        await guarded.start()
+        await guarded.wait()
+    assert (tmp_path / "child.log.1").read_text() == (tmp_path / "child.log").read_text() != ""

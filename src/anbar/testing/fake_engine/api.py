@@ -214,23 +214,19 @@ def _wants_prompt_logprobs(body: Json, *, chat: bool) -> bool:
 
 def _check_length(longest: int, wanted: int | None, wanted_name: str, max_model_len: int) -> None:
     if wanted is not None and wanted > max_model_len:
-        raise ApiError(
-            f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}. Please request fewer "
-            "output tokens.",
-            param=wanted_name,
-        )
+        text = f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}."
+        raise ApiError(f"{text} Please request fewer output tokens.", param=wanted_name)
     if longest > max_model_len:
         raise ApiError(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at "
-            f"least {max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
-            "Please reduce the length of the input prompt.",
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"at least {max_model_len + 1} input tokens, which exceeds this limit even without any output "
+            "tokens. Please reduce the length of the input prompt.",
             param="input_tokens",
         )
     if longest == max_model_len:
         raise ApiError(
-            f"The decoder prompt (length {longest}) plus the number of requested output tokens (at least 1) is "
-            f"longer than the maximum model length of {max_model_len}. Make sure that `max_model_len` is no "
-            "smaller than the number of text tokens (prompt + requested output tokens)."
+            f"The decoder prompt (length {longest}) plus the number of requested output tokens (at least 1) "
+            f"is longer than the maximum model length of {max_model_len}."
         )
 
 

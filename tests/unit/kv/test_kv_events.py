@@ -14,7 +14,7 @@ from anbar.core.ids import EngineId
 from .publisher import Publisher, payload
 
 ENGINE = EngineId("e0")
-FAST = SubscriberTiming(poll_s=0.005, replay_timeout_s=0.25, backoff_s=0.01, max_backoff_s=0.05)
+FAST = SubscriberTiming(poll_s=0.005, replay_timeout_s=0.15, backoff_s=0.01, max_backoff_s=0.05)
 
 
 @dataclass

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_SCAN_S = 0.05
 _SCAN_INTERVAL_S = 2.0
-"""Engines create shared memory while they start, so the first scans are closer; one reads a few files in /proc."""
+"""Engines create shared memory while they start: first scans are closer. One reads a few files in /proc."""
 _REST_GRACE_S = 5.0
 """What the rest gets when the command itself ended by itself: vLLM's workers notice within that time."""
 _KILL_LIMIT_S = 10.0

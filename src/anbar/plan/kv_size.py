@@ -1,0 +1,123 @@
+"""How many bytes one token's keys and values take, from a model's config.json.
+
+Sources: the attention layouts of vLLM 0.32 (`model_executor/models`, `v1/kv_cache_interface.py`) and the
+models' own papers. Multi-head, grouped-query and multi-query attention keep, per layer, a key and a value of
+`kv_heads × head_dim`; multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1) keeps one latent of
+`kv_lora_rank + qk_rope_head_dim`. Layers with a sliding window keep their KV only for the window's tokens;
+linear-attention and Mamba layers keep none per token but a state per sequence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anbar.core.errors import ConfigError
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+
+_WINDOWED = {"sliding_attention", "chunked_attention", "local_attention", "swa"}
+_STATE_ONLY = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "lightning_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class KvSize:
+    """Bytes of one token's KV over all ranks. `full_bytes` lives as long as the token's block; beyond
+    `window_tokens` tokens from the end `windowed_bytes` is no longer needed. `note` says what a reader of the
+    sum should know, "" when there is nothing."""
+
+    full_bytes: int
+    windowed_bytes: int = 0
+    window_tokens: int = 0
+    note: str = ""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token takes while it is inside every window: the size of stored and offloaded blocks."""
+        return self.full_bytes + self.windowed_bytes
+
+
+def kv_bytes_per_token(config: Mapping[str, Any], dtype: str) -> int:
+    """Bytes of one token's KV in all layers, over all ranks; see `kv_size`."""
+    return kv_size(config, dtype).bytes_per_token
+
+
+def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
+    """KV of one token of the model whose config.json is `config`, with KV kept as `dtype`.
+
+    Raises ConfigError when `config` or `dtype` is not understood: a wrong number would be worse than none.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise ConfigError(f"KV dtype {dtype!r} is not known; allowed: {', '.join(DTYPE_BYTES)}")
+    text = config.get("text_config")
+    model = text if isinstance(text, Mapping) else config
+    kinds = _layer_kinds(model)
+    per_layer = _layer_elements(model) * DTYPE_BYTES[dtype]
+    windowed = sum(kind in _WINDOWED for kind in kinds)
+    stateful = sum(kind in _STATE_ONLY for kind in kinds)
+    notes = []
+    if windowed:
+        notes.append(f"{windowed} of {len(kinds)} layers need only the last {_window(model)} tokens")
+    if stateful:
+        notes.append(f"{stateful} of {len(kinds)} layers keep a state per sequence, not counted here")
+    return KvSize(
+        full_bytes=per_layer * (len(kinds) - windowed - stateful),
+        windowed_bytes=per_layer * windowed,
+        window_tokens=_window(model) if windowed else 0,
+        note="; ".join(notes),
+    )
+
+
+def _layer_elements(model: Mapping[str, Any]) -> int:
+    """Numbers kept per token in one attention layer."""
+    if model.get("kv_lora_rank"):
+        return _whole(model, "kv_lora_rank") + _whole(model, "qk_rope_head_dim")
+    heads = _whole(model, "num_attention_heads")
+    if model.get("multi_query"):
+        kv_heads = 1
+    elif model.get("num_key_value_heads") is not None:
+        kv_heads = _whole(model, "num_key_value_heads")
+    else:
+        kv_heads = heads
+    if model.get("head_dim") is not None:
+        return 2 * kv_heads * _whole(model, "head_dim")
+    return 2 * kv_heads * (_whole(model, "hidden_size") // heads)
+
+
+def _layer_kinds(model: Mapping[str, Any]) -> Sequence[str]:
+    """The kind of each layer that keeps KV of its own."""
+    layers = _whole(model, "num_hidden_layers") - int(model.get("num_kv_shared_layers") or 0)
+    listed = model.get("layer_types") or model.get("layers_block_type")
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        return [str(kind) for kind in listed[:layers]]
+    if model.get("hybrid_override_pattern") or model.get("attn_layer_indices"):
+        raise ConfigError("config.json names its attention layers in a way that is not understood")
+    every = model.get("full_attention_interval")
+    if every:
+        kinds = ("full_attention", "linear_attention")
+        return [kinds[bool((index + 1) % int(every))] for index in range(layers)]
+    if not _window(model) or model.get("use_sliding_window") is False:
+        return ["full_attention"] * layers
+    pattern = model.get("sliding_window_pattern")
+    if pattern:  # Gemma 3: each `pattern`-th layer is global
+        kinds = ("full_attention", "sliding_attention")
+        return [kinds[bool((index + 1) % int(pattern))] for index in range(layers)]
+    first = int(model.get("max_window_layers") or 0)  # Qwen2: the first layers stay global
+    return ["full_attention"] * first + ["sliding_attention"] * (layers - first)
+
+
+def _window(model: Mapping[str, Any]) -> int:
+    return int(model.get("sliding_window") or model.get("attention_chunk_size") or 0)
+
+
+def _whole(model: Mapping[str, Any], key: str) -> int:
+    value = model.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"config.json: {key} is {value!r}, must be a whole number of at least 1")
+    return value

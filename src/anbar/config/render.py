@@ -1,0 +1,215 @@
+"""From configuration to the command line and environment of one vLLM engine, and to the router's own file.
+
+Pure: the same input gives the same text, so golden tests hold it. What depends on the machine (device, cores,
+paths) comes in as values. Flags are those of vLLM 0.32 (`entrypoints/launchers/cli_args.py`,
+`engine/arg_utils.py`, `platforms/cpu.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anbar.config.checks import CPU_BLOCK_MULTIPLE
+from anbar.config.models import (
+    AnbarConfig,
+    CacheConfig,
+    CacheMode,
+    Device,
+    Dtype,
+    LaunchConfig,
+    Offload,
+    StoreConfig,
+)
+from anbar.core.errors import ConfigError
+
+PLUGIN_MODULE = "anbar.apps.plugin"
+"""What vLLM loads as spec and tier; it must be importable in the engine's interpreter."""
+
+CPU_BLOCK_SIZE = 32
+"""Default tokens per block on a cpu: the smallest that its attention takes, for the finest reuse."""
+
+CPU_KV_BYTES = 1024**3
+"""Default device KV on a cpu: some 20,000 tokens of the small model."""
+
+_QUIET_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+"""Nothing that Anbar starts reports to anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSlot:
+    """Everything about one engine that is not in its configuration.
+
+    `model` is a directory or a hub name, `device` and `dtype` are never AUTO on a cpu; `events` and `replay`
+    are addresses below `socket_dir`; `region` names its host memory (`/dev/shm/vllm_offload_<region>.mmap`);
+    `threads` are the CPU ids of each worker (cpu), `gpus` the devices of the engine (cuda; empty: all).
+    """
+
+    id: str
+    model: str
+    served_name: str
+    device: Device
+    dtype: Dtype
+    port: int
+    socket_dir: Path
+    region: str
+    threads: tuple[tuple[int, ...], ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> str:
+        return f"ipc://{self.socket_dir}/{self.id}.kv"
+
+    @property
+    def replay(self) -> str:
+        return f"ipc://{self.socket_dir}/{self.id}.replay"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """`argv` to execute, and `env` to add to the launcher's environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def served_name(launch: LaunchConfig) -> str:
+    """The name that clients use: as configured, else the last part of the model's path or hub name."""
+    return launch.served_name or launch.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def needs_plugin(cache: CacheConfig, device: Device) -> bool:
+    """Whether Anbar's code runs inside the engine: for a shared store, and for any offload on a cpu, where
+    stock vLLM has none."""
+    return cache.mode is CacheMode.SHARED or (cache.mode is CacheMode.NATIVE and device is Device.CPU)
+
+
+def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
+    """The store as plain data, with nothing left to default: equal for all engines and the router."""
+    path = store.path if store.path is not None else state_dir / "store"
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    return {
+        "kind": str(store.kind),
+        "path": str(path),
+        "id": store.id if store.id is not None else f"{store.kind}-{digest}",
+        "timeout_s": store.timeout_s,
+    }
+
+
+def engine_command(
+    python: Path, launch: LaunchConfig, cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]
+) -> EngineCommand:
+    """The command of one engine; `store` is from `store_settings`."""
+    argv = [
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", slot.model, "--served-model-name", slot.served_name),
+        *("--host", "127.0.0.1", "--port", str(slot.port)),
+        *_shape_args(launch, slot),
+        "--enable-prompt-tokens-details",
+        *("--disable-access-log-for-endpoints", "/health,/metrics"),
+        *("--kv-events-config", _json(_events(slot))),
+    ]
+    transfer = _transfer(cache, slot, store)
+    if transfer is not None:
+        argv += ["--kv-transfer-config", _json(transfer)]
+    return EngineCommand((*argv, *launch.args), {**_env(slot), **launch.env})
+
+
+def router_config(
+    config: AnbarConfig, slots: Mapping[str, tuple[EngineSlot, ...]], state_dir: Path
+) -> dict[str, Any]:
+    """The router's own anbar.yaml as plain data: `config` with each launched entry replaced by its `slots`
+    (by the entry's name), attached like engines of any other origin."""
+    engines: list[dict[str, Any]] = []
+    for engine in config.engines:
+        if engine.launch is None:
+            engines.append(engine.model_dump(mode="json", exclude_none=True))
+            continue
+        for slot in slots[engine.name]:
+            attached = {"name": slot.id, "url": slot.url, "events": slot.events, "replay": slot.replay}
+            if slot.model.startswith("/"):
+                attached["tokenizer"] = slot.model
+            engines.append(attached)
+    cache = config.cache.model_dump(mode="json")
+    cache["store"] = store_settings(config.cache.store, state_dir)
+    return {
+        "state_dir": str(state_dir),
+        "engines": engines,
+        "cache": cache,
+        "router": config.router.model_dump(mode="json"),
+    }
+
+
+def _shape_args(launch: LaunchConfig, slot: EngineSlot) -> list[str]:
+    cpu = slot.device is Device.CPU
+    block_size = launch.block_size if launch.block_size is not None else CPU_BLOCK_SIZE if cpu else None
+    if cpu and block_size is not None and block_size % CPU_BLOCK_MULTIPLE:
+        raise ConfigError(
+            f"block_size of {slot.id} is {block_size}; allowed on a cpu: multiples of {CPU_BLOCK_MULTIPLE}"
+        )
+    kv_bytes = launch.kv_cache_bytes if launch.kv_cache_bytes is not None else CPU_KV_BYTES if cpu else None
+    args = ["--dtype", str(slot.dtype)]
+    for flag, value in (
+        ("--max-model-len", launch.max_model_len),
+        ("--block-size", block_size),
+        ("--num-gpu-blocks-override", launch.num_device_blocks),
+        ("--kv-cache-memory-bytes", kv_bytes),
+        ("--tensor-parallel-size", launch.tensor_parallel if launch.tensor_parallel > 1 else None),
+    ):
+        if value is not None:
+            args += [flag, str(value)]
+    if cpu:
+        args.append("--enforce-eager")  # compiling takes minutes on a few cores and gains little there
+    return args
+
+
+def _events(slot: EngineSlot) -> dict[str, Any]:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": slot.events,
+        "replay_endpoint": slot.replay,
+    }
+
+
+def _transfer(cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]) -> dict[str, Any] | None:
+    if cache.mode is CacheMode.NONE:
+        return None
+    extra: dict[str, Any] = {
+        "cpu_bytes_to_use": cache.host_bytes,
+        "blocks_per_chunk": cache.chunk_blocks,
+        "offload_prompt_only": cache.offload is Offload.PROMPT,
+    }
+    if needs_plugin(cache, slot.device):
+        extra["spec_name"] = "AnbarOffloadingSpec"
+        extra["spec_module_path"] = PLUGIN_MODULE
+    if cache.mode is CacheMode.SHARED:
+        tier = {"type": "AnbarSharedTier", "module_path": PLUGIN_MODULE, "store": dict(store)}
+        extra["secondary_tiers"] = [tier]
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "engine_id": slot.region,
+        "kv_connector_extra_config": extra,
+    }
+
+
+def _env(slot: EngineSlot) -> dict[str, str]:
+    env = {**_QUIET_ENV, "VLLM_RPC_BASE_PATH": str(slot.socket_dir)}
+    if slot.model.startswith("/"):
+        env["HF_HUB_OFFLINE"] = "1"
+    if slot.device is Device.CPU:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in slot.threads)
+    elif slot.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+    return env
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))

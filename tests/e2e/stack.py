@@ -1,0 +1,236 @@
+"""A running stack as the end-to-end tests see it: a URL, the engines behind it, and what they say."""
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import yaml
+
+REPO = Path(__file__).resolve().parents[2]
+ANBAR = [str(REPO / ".venv/bin/python"), "-m", "anbar.cli.main"]
+MODEL = "smollm2-135m-instruct"
+
+WORDS = (
+    *("river", "lantern", "copper", "window", "market", "garden", "engine", "winter", "letter", "mountain"),
+    *("signal", "harvest", "silver", "bridge", "kitchen", "morning", "planet", "ribbon", "shadow", "teacher"),
+    *("village", "wagon", "yellow", "anchor", "basket", "candle", "desert", "eagle"),
+)
+
+
+def prose(seed: int, num_words: int) -> str:
+    """Text that no other seed shares a prefix with; about 1.3 tokens a word."""
+    rng = random.Random(seed)
+    return f"Chronicle {seed}. " + " ".join(rng.choice(WORDS) for _ in range(num_words))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One launched engine: `pid` leads the process group of all its processes."""
+
+    id: str
+    url: str
+    pid: int
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of one of vLLM's metrics whose labels include `labels`."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        return sum_samples(text, name, labels)
+
+    def kill(self) -> None:
+        """SIGKILL the engine with all its processes, as a crash or the OOM killer would."""
+        os.killpg(os.getpgid(self.pid), signal.SIGKILL)
+
+
+def sum_samples(text: str, name: str, labels: Mapping[str, str]) -> float:
+    """Sum of the samples of `name` in Prometheus text whose labels include `labels`."""
+    total = 0.0
+    for line in text.splitlines():
+        match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", line)
+        if match is None or match[1] != name:
+            continue
+        found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+        if labels.items() <= found.items():
+            total += float(match[3])
+    return total
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll `condition` every 50 ms; AssertionError naming `what` when it stays false."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
+
+
+@dataclass
+class Answer:
+    """A streamed answer with what the tests look at."""
+
+    text: str
+    usage: dict[str, Any]
+    headers: httpx.Headers
+    ttft_s: float
+    chunks: list[dict[str, Any]]
+
+    @property
+    def engine(self) -> str:
+        return self.headers["x-anbar-engine"]
+
+    @property
+    def predicted(self) -> int:
+        return int(self.headers["x-anbar-cached-tokens-predicted"])
+
+    @property
+    def cached(self) -> int:
+        return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(self.usage["prompt_tokens"])
+
+
+class Stack:
+    """`anbar up` in a process of its own."""
+
+    def __init__(self, config_path: Path, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.config = yaml.safe_load(config_path.read_text())
+        self.process = process
+        self.output = output
+        self.state_dir = Path(self.config["state_dir"])
+        router = self.config["router"]
+        self.url = f"http://127.0.0.1:{router['port']}"
+        self.http = httpx.Client(base_url=self.url, timeout=120)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+    def engines(self) -> dict[str, Engine]:
+        """The engines that run now, from the state file."""
+        state = json.loads((self.state_dir / "state.json").read_text())
+        return {
+            part["name"]: Engine(id=part["name"], url=f"http://127.0.0.1:{part['port']}", pid=part["pid"])
+            for part in state["parts"]
+            if part["kind"] == "engine"
+        }
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the router's own samples."""
+        return sum_samples(self.http.get("/metrics").text, name, labels)
+
+    def ready_engines(self) -> set[str]:
+        """Ids of the engines that the router would send a request to."""
+        admin = self.http.get("/admin/engines").json()
+        return {engine["id"] for engine in admin["engines"] if engine["state"] == "ready"}
+
+    def complete(self, prompt: str | list[int], **fields: Any) -> Answer:
+        """A greedy streamed completion."""
+        return self._stream("/v1/completions", {"prompt": prompt, **fields})
+
+    def chat(self, messages: list[dict[str, Any]], **fields: Any) -> Answer:
+        """A greedy streamed chat completion."""
+        return self._stream("/v1/chat/completions", {"messages": messages, **fields})
+
+    def tokenize(self, prompt: str) -> list[int]:
+        """The prompt's token ids as an engine computes them."""
+        engine = next(iter(self.engines().values()))
+        body = {"model": MODEL, "prompt": prompt}
+        return list(httpx.post(f"{engine.url}/tokenize", json=body, timeout=30).json()["tokens"])
+
+    def settle(self) -> None:
+        """Wait until the router has heard all that the engines had to say: no new KV event for 0.4 s."""
+
+        def heard() -> float:
+            return self.metric("anbar_kv_event_batches_total")
+
+        last, since = heard(), time.monotonic()
+        while time.monotonic() - since < 0.4:
+            time.sleep(0.05)
+            if (now := heard()) != last:
+                last, since = now, time.monotonic()
+
+    def _stream(self, path: str, fields: dict[str, Any]) -> Answer:
+        body = {
+            "model": MODEL,
+            "max_tokens": 8,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **fields,
+        }
+        start = time.monotonic()
+        ttft_s, chunks = 0.0, []
+        with self.http.stream("POST", path, json=body) as response:
+            if response.status_code != 200:
+                raise AssertionError(f"{response.status_code}: {response.read().decode()}")
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                ttft_s = ttft_s or time.monotonic() - start
+                chunks.append(json.loads(line[6:]))
+        text = "".join(
+            choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            for chunk in chunks
+            for choice in chunk["choices"]
+        )
+        usage = next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
+        return Answer(text=text, usage=usage, headers=response.headers, ttft_s=ttft_s, chunks=chunks)
+
+
+def free_ports(count: int) -> list[int]:
+    """Consecutive free TCP ports on loopback."""
+    for base in range(18100 + (os.getpid() % 1000) * 8, 60000, 16):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for offset, sock in enumerate(sockets):
+                sock.bind(("127.0.0.1", base + offset))
+            return [base + offset for offset in range(count)]
+        except OSError:
+            continue
+        finally:
+            for sock in sockets:
+                sock.close()
+    raise AssertionError("no free ports")
+
+
+@contextmanager
+def run_stack(config: dict[str, Any], directory: Path, ready_timeout_s: float = 400) -> Iterator[Stack]:
+    """`anbar up` with `config`, stopped at the end; its output is shown when it did not become ready."""
+    config_path = directory / "anbar.yaml"
+    config_path.write_text(yaml.safe_dump(config))
+    output = directory / "up.log"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [*ANBAR, "up", "--config", str(config_path)], stdout=log, stderr=subprocess.STDOUT, cwd=REPO
+        )
+    try:
+        stack = Stack(config_path, process, output)
+        deadline = time.monotonic() + ready_timeout_s
+        while "curl" not in output.read_text():
+            assert process.poll() is None, f"anbar up ended with {process.returncode}:\n{output.read_text()}"
+            assert time.monotonic() < deadline, f"not ready in {ready_timeout_s} s:\n{output.read_text()}"
+            time.sleep(0.2)
+        yield stack
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes], timeout_s: float = 60) -> int:
+    """Ctrl-C, then wait; SIGKILL after `timeout_s`."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise

@@ -1,0 +1,93 @@
+"""An engine dies: nothing that can still be served is lost. Runs last, since it ends an engine."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.e2e.stack import Answer, Stack, prose, wait_until
+
+NUM_WORDS = 800
+"""About 1,000 tokens: what two cores compute in a few seconds, and load in a fraction of one."""
+
+
+@dataclass
+class Aftermath:
+    """What was seen before, during and after the death of `victim`."""
+
+    victim: str
+    survivor: str
+    kept: Answer
+    kept_prompt: str
+    interrupted: list[Answer] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def aftermath(stack: Stack) -> Aftermath:
+    """Warm one engine, let it store, and kill it in the middle of a long prefill."""
+    kept_prompt = prose(300, NUM_WORDS)
+    kept = stack.complete(kept_prompt, max_tokens=8)
+    victim = kept.engine
+    (survivor,) = set(stack.engines()) - {victim}
+    stack.settle()
+    result = Aftermath(victim=victim, survivor=survivor, kept=kept, kept_prompt=kept_prompt)
+
+    # Its first words lead it to the victim; the rest keeps the victim busy for several seconds.
+    long_prompt = " ".join([*kept_prompt.split()[:150], prose(301, 1800)])
+    thread = threading.Thread(target=lambda: result.interrupted.append(stack.complete(long_prompt)))
+    engine = stack.engines()[victim]
+    thread.start()
+    wait_until(lambda: engine.metric("vllm:num_requests_running") > 0, 20, "the victim runs the long prompt")
+    engine.kill()
+    thread.join(180)
+    return result
+
+
+def test_killed_before_the_first_byte_the_other_engine_answers(stack: Stack, aftermath: Aftermath) -> None:
+    """The client of the killed engine sees one good answer, from the other engine."""
+    (answer,) = aftermath.interrupted
+    assert answer.engine == aftermath.survivor
+    assert answer.usage["completion_tokens"] >= 1
+    assert answer.chunks[-1].get("usage"), "the stream ended with its usage"
+
+
+def test_the_dead_engine_gets_no_traffic(stack: Stack, aftermath: Aftermath) -> None:
+    """Right after the death every request goes to the survivor at once, without a failed try."""
+    assert stack.ready_engines() == {aftermath.survivor}
+    retries = stack.metric("anbar_router_retries_total")
+    for seed in range(310, 314):
+        assert stack.complete(prose(seed, 10), max_tokens=1).engine == aftermath.survivor
+    assert stack.metric("anbar_router_retries_total") == retries
+
+
+def test_kv_of_the_dead_engine_comes_back_from_the_store(stack: Stack, aftermath: Aftermath) -> None:
+    """What the dead engine computed is served by the survivor from the store: the same greedy tokens, more
+    than 0.9 of the prompt cached, a first token in at most a third of the time of computing it."""
+    # Any prompt of that length that nobody has seen: the price of computing.
+    fresh = [stack.complete(prose(seed, NUM_WORDS), max_tokens=8) for seed in (320, 321)]
+    assert {answer.cached for answer in fresh} == {0}
+    loaded = stack.complete(aftermath.kept_prompt, max_tokens=8)
+    assert loaded.engine == aftermath.survivor
+    assert loaded.text == aftermath.kept.text
+    assert loaded.cached > 0.9 * loaded.prompt_tokens
+    assert loaded.ttft_s <= min(answer.ttft_s for answer in fresh) / 3
+
+
+def test_ready_and_health_while_one_engine_is_dead(stack: Stack, aftermath: Aftermath) -> None:
+    """One dead engine of two does not make the stack unready."""
+    assert aftermath.victim not in stack.ready_engines()
+    assert stack.http.get("/ready").status_code == 200
+    assert stack.http.get("/health").status_code == 200
+
+
+def test_all_dead_is_an_honest_503(stack: Stack, aftermath: Aftermath) -> None:
+    """With no engine left the stack is alive but not ready; a request gets 503 in OpenAI's shape at once."""
+    stack.engines()[aftermath.survivor].kill()
+    wait_until(lambda: stack.http.get("/ready").status_code == 503, 10, "unready")
+    start = time.monotonic()
+    response = stack.http.post("/v1/completions", json={"model": "smollm2-135m-instruct", "prompt": "x"})
+    assert response.status_code == 503
+    assert response.json()["error"]["type"]
+    assert time.monotonic() - start < 10
+    assert stack.http.get("/health").status_code == 200

@@ -1,0 +1,312 @@
+"""The token ids that vLLM computes for a request, without vLLM and without torch.
+
+Source: vLLM 0.32 `renderers/online_renderer.py`, `renderers/hf.py`, `renderers/params.py` and the
+`build_*_params` of `entrypoints/openai/{completion,chat_completion}/protocol.py`. The tokenizer and the
+template engine are the same as vLLM's, the `transformers` library; what vLLM does before and after them
+is done here likewise. Text is encoded without truncation: a prompt that is too long is the caller's to
+refuse, and its true length is known.
+"""
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, cast
+
+import jinja2
+
+from anbar.adapters.vllm.chat_messages import (
+    Message,
+    Reason,
+    Unreproducible,
+    conversation,
+    tool_dicts,
+    without_developer,
+)
+from anbar.adapters.vllm.chat_template import ContentFormat, content_format
+from anbar.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class NotReproducible:
+    """Why a request's token ids cannot be computed here; `detail` holds no text of the request."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerOptions:
+    """What an engine was started with that changes its prompts."""
+
+    max_model_len: int | None = None
+    """Tokens of its context: only for requests that ask to be truncated to it."""
+    chat_template: str | None = None
+    """The text of `--chat-template`."""
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    """`--default-chat-template-kwargs`."""
+    content_format: ContentFormat | None = None
+    """`--chat-template-content-format`; None: told from the template."""
+    exclude_tools_when_none: bool = False
+    """`--exclude-tools-when-tool-choice-none`."""
+
+
+class HfTokenizer(Protocol):
+    """What is used of a `transformers` tokenizer."""
+
+    is_fast: bool
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, truncation: bool, max_length: int | None
+    ) -> Mapping[str, list[int]]: ...
+
+    def apply_chat_template(self, conversation: object, **kwargs: object) -> str: ...
+
+    def get_chat_template(
+        self, chat_template: str | None = None, tools: list[dict[str, object]] | None = None
+    ) -> str: ...
+
+
+OWN_RENDERERS: Mapping[str, str] = {
+    "MoonshotKimiaForCausalLM": "kimi_audio",
+    "KimiK3ForConditionalGeneration": "kimi_k3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
+    "DeepseekV4ForConditionalGeneration": "deepseek_v4",
+    "DeepseekV41ForCausalLM": "deepseek_v41",
+    "InklingForCausalLM": "inkling",
+    "InklingForConditionalGeneration": "inkling",
+    "GptOssForCausalLM": "harmony",
+}
+"""Architectures whose chats vLLM renders by code of its own (0.32 `config/model.py`,
+`online_renderer.py`)."""
+
+OWN_TOKENIZERS = frozenset(("mistral", "kimi_audio"))
+"""Of these, the ones whose plain text is tokenized by code of vLLM's own too."""
+
+COMPLETION_MAX_TOKENS = 16
+"""vLLM's default of `max_tokens` in `/v1/completions`."""
+
+SERVER_SIDE = frozenset(("chat_template", "tokenize"))
+"""Template arguments that a request may not set."""
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads; encoding lets other threads run meanwhile."""
+
+    def __init__(
+        self,
+        hf: HfTokenizer,
+        options: TokenizerOptions,
+        *,
+        own_renderer: str | None = None,
+        processor_template: str | None = None,
+    ) -> None:
+        self._hf = hf
+        self._options = options
+        self._own_renderer = own_renderer
+        self._processor_template = processor_template
+        self._lock = threading.Lock()
+        self._guarded = copy.deepcopy(hf)
+        """For calls that change the tokenizer's state (truncation) and for tokenizers without a fast
+        backend."""
+
+    def completion(self, body: Mapping[str, object]) -> list[int] | NotReproducible:
+        """The prompt of a `/v1/completions` request; `body` is the request's JSON."""
+        return self._reproduce(self._completion, body)
+
+    def chat(self, body: Mapping[str, object]) -> list[int] | NotReproducible:
+        """The prompt of a `/v1/chat/completions` request; `body` is the request's JSON and stays as it is."""
+        return self._reproduce(self._chat, body)
+
+    def _reproduce(
+        self, compute: Callable[[Mapping[str, object]], list[int]], body: Mapping[str, object]
+    ) -> list[int] | NotReproducible:
+        try:
+            return compute(body)
+        except Unreproducible as error:
+            return NotReproducible(error.reason, error.detail)
+
+    def _completion(self, body: Mapping[str, object]) -> list[int]:
+        if self._own_renderer in OWN_TOKENIZERS:
+            raise Unreproducible(Reason.OWN_RENDERER, str(self._own_renderer))
+        if body.get("prompt_embeds") is not None:
+            raise Unreproducible(Reason.MEDIA, "prompt embeddings")
+        prompt = single_prompt(body.get("prompt"))
+        if isinstance(prompt, list):
+            return self._truncated(prompt, body)
+        return self._encode(prompt, body, add_special_tokens=_flag(body, "add_special_tokens", True))
+
+    def _chat(self, body: Mapping[str, object]) -> list[int]:
+        if self._own_renderer is not None:
+            raise Unreproducible(Reason.OWN_RENDERER, self._own_renderer)
+        tools = tool_dicts(body.get("tools"))
+        if body.get("tool_choice") == "none" and self._options.exclude_tools_when_none:
+            tools = None
+        kwargs = self._template_kwargs(body, tools)
+        template = self._template(body, cast("list[dict[str, object]] | None", kwargs.get("tools")))
+        form = self._options.content_format or content_format(template)
+        messages = without_developer(conversation(body.get("messages"), form), template)
+        text = self._render(list(messages), template, kwargs)
+        return self._encode(text, body, add_special_tokens=_flag(body, "add_special_tokens", False))
+
+    def _template_kwargs(
+        self, body: Mapping[str, object], tools: list[dict[str, object]] | None
+    ) -> dict[str, object]:
+        """The template's arguments: the server's defaults, then the request's, then the API's own fields."""
+        asked = body.get("chat_template_kwargs")
+        if asked is not None and not isinstance(asked, dict):
+            raise Unreproducible(Reason.MALFORMED, "chat_template_kwargs is not an object")
+        asked = asked or {}
+        if SERVER_SIDE & asked.keys():
+            raise Unreproducible(Reason.MALFORMED, "chat_template_kwargs sets what only the server may")
+        own: dict[str, object] = {
+            "add_generation_prompt": _flag(body, "add_generation_prompt", True),
+            "continue_final_message": _flag(body, "continue_final_message", False),
+            "documents": body.get("documents"),
+            "reasoning_effort": body.get("reasoning_effort"),
+        }
+        if own["reasoning_effort"] is not None and "enable_thinking" not in asked:
+            own["enable_thinking"] = own["reasoning_effort"] != "none"
+        defaults = {**self._options.chat_template_kwargs, **_given({"tools": tools})}
+        return {**defaults, **_given({**asked, **_given(own)})}
+
+    def _template(self, body: Mapping[str, object], tools: list[dict[str, object]] | None) -> str:
+        chosen = body.get("chat_template") or self._options.chat_template
+        if chosen is not None and not isinstance(chosen, str):
+            raise Unreproducible(Reason.MALFORMED, "chat_template is not text")
+        if chosen is None and tools is None and self._processor_template is not None:
+            return self._processor_template
+        try:
+            return self._hf.get_chat_template(chosen, tools=tools)
+        except ValueError as error:
+            raise Unreproducible(Reason.NO_TEMPLATE, "the tokenizer has no chat template") from error
+
+    def _render(self, messages: list[Message], template: str, kwargs: Mapping[str, object]) -> str:
+        fixed = {"chat_template": template, "tokenize": False, "return_dict": False}
+        try:
+            return self._hf.apply_chat_template(messages, **{**kwargs, **fixed})
+        except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            # Templates are programs: what they raise at odd input is theirs to choose. The text of the error
+            # may repeat the request's, so only its kind is told.
+            raise Unreproducible(Reason.TEMPLATE_FAILED, type(error).__name__) from error
+
+    def _encode(self, text: str, body: Mapping[str, object], *, add_special_tokens: bool) -> list[int]:
+        limit = self._limit(body)
+        if limit is None or body.get("truncation_side") is not None or not self._hf.is_fast:
+            return self._truncated(self._encode_whole(text, add_special_tokens), body)
+        with self._lock:
+            encoded = self._guarded(
+                text, add_special_tokens=add_special_tokens, truncation=True, max_length=limit
+            )
+        return self._truncated(list(encoded["input_ids"]), body)
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
+        backend = getattr(self._hf, "backend_tokenizer", None)
+        if backend is not None:
+            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with self._lock:
+            encoded = self._guarded(
+                text, add_special_tokens=add_special_tokens, truncation=False, max_length=None
+            )
+        return list(encoded["input_ids"])
+
+    def _truncated(self, ids: list[int], body: Mapping[str, object]) -> list[int]:
+        limit = self._limit(body)
+        if limit is None or limit >= len(ids):
+            return ids
+        if body.get("truncation_side") == "right":
+            return ids[:limit]
+        return ids[len(ids) - limit :]
+
+    def _limit(self, body: Mapping[str, object]) -> int | None:
+        """Tokens that `truncate_prompt_tokens` leaves; -1 there means the context but for one token."""
+        limit = body.get("truncate_prompt_tokens")
+        if limit is None:
+            return None
+        if type(limit) is not int or limit < -1:
+            raise Unreproducible(Reason.MALFORMED, "truncate_prompt_tokens is not a number from -1 up")
+        if limit >= 0:
+            return limit
+        if self._options.max_model_len is None:
+            raise Unreproducible(Reason.TRUNCATION, "the context length is not known")
+        output = body.get("max_completion_tokens")
+        if output is None:
+            output = body.get("max_tokens", COMPLETION_MAX_TOKENS if "prompt" in body else None)
+        return self._options.max_model_len - (1 if output else 0)
+
+
+def _given(values: Mapping[str, object]) -> dict[str, object]:
+    """Without what means «not set» to vLLM (`renderers/params.py`, `merge_kwargs`)."""
+    return {key: value for key, value in values.items() if value is not None and value != "auto"}
+
+
+def _flag(body: Mapping[str, object], key: str, default: bool) -> bool:
+    value = body.get(key, default)
+    if not isinstance(value, bool):
+        raise Unreproducible(Reason.MALFORMED, f"{key} is neither true nor false")
+    return value
+
+
+def single_prompt(prompt: object) -> str | list[int]:
+    """A completion's prompt as text or ids; a list of one prompt is that prompt."""
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        return single_prompt(prompt[0])
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not prompt:
+        raise Unreproducible(Reason.MALFORMED, "prompt is neither text nor token ids")
+    if all(type(token) is int and token >= 0 for token in prompt):
+        return list(prompt)
+    if all(isinstance(entry, str | list) for entry in prompt):
+        raise Unreproducible(Reason.SEVERAL_PROMPTS, f"{len(prompt)} prompts in one request")
+    raise Unreproducible(Reason.MALFORMED, "prompt is neither text nor token ids")
+
+
+def _own_renderer(folder: Path) -> str | None:
+    """The renderer of vLLM's own that serves the model in `folder`, if not the one for templates."""
+    if (folder / "tekken.json").exists() or any(folder.glob("tokenizer.model.v*")):
+        return "mistral"
+    architectures = _json_file(folder / "config.json").get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return next((OWN_RENDERERS[name] for name in names if name in OWN_RENDERERS), None)
+
+
+def _processor_template(folder: Path) -> str | None:
+    """The chat template of a multimodal model's processor, which comes before the tokenizer's."""
+    if not any((folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")):
+        return None
+    template = _json_file(folder / "chat_template.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _json_file(path: Path) -> Mapping[str, object]:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def load_tokenizer(path: str | Path, options: TokenizerOptions | None = None) -> Tokenizer:
+    """The tokenizer in a directory (or in the local hub cache, by name). Never reaches out to a network.
+
+    Raises ConfigError when there is none, or none that can be used without running code it ships.
+    """
+    # transformers takes a second to import, and not every router needs it.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    try:
+        hf = AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False, truncation_side="left"
+        )
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        raise ConfigError(f"tokenizer: {str(path)!r} has no tokenizer that can be loaded: {error}") from error
+    return Tokenizer(
+        cast("HfTokenizer", hf),
+        options or TokenizerOptions(),
+        own_renderer=_own_renderer(Path(path)),
+        processor_template=_processor_template(Path(path)),
+    )

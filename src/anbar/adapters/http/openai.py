@@ -5,10 +5,10 @@ client's, byte for byte. Types are strict, as OpenAI's are: `"5"` is not a numbe
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -36,62 +36,19 @@ class ClientKv(Enum):
     ALLOW = "allow"
 
 
-class Opaque(Enum):
-    """Why the tokens of a prompt are not known to the router, though the request may be served."""
-
-    NO = ""
-    MULTIMODAL = "multimodal"
-    EMBEDS = "prompt_embeds"
-    TEMPLATE = "chat_template"
-    TRUNCATED = "truncate_prompt_tokens"
-    BATCH = "several_prompts"
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """What a chat template is rendered from."""
-
-    messages: Sequence[dict[str, object]]
-    tools: Sequence[dict[str, object]] | None
-    options: dict[str, object]
-    """Further fields of the request that change the rendering, under vLLM's names, where given."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """The text of a completion. Of several prompts it is the first."""
-
-    text: str
-    add_special_tokens: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    """The tokens of a completion. Of several prompts they are the first's."""
-
-    token_ids: Sequence[int]
-
-
-Prompt = ChatPrompt | TextPrompt | TokenPrompt | None
-
-
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """A request as far as routing goes. `prompt` is None when `opaque` says that it cannot be read."""
+    """A request as far as routing goes. `body` is the whole of it, as JSON values; nobody may change it."""
 
     endpoint: Endpoint
     model: str
-    prompt: Prompt
-    opaque: Opaque
-    num_prompts: int
+    body: Mapping[str, object]
     stream: bool
     wants_usage: bool
     max_output_tokens: int | None
     max_output_param: str
     reads_cache: bool
-    """False when the engine skips its prefix cache: prompt log-probabilities are asked for."""
-    checks_length: bool
-    """False when the engine truncates the prompt itself."""
+    """False when the engine skips its prefix cache: log-probabilities of the prompt are asked for."""
     cache_salt: str | None
 
 
@@ -144,44 +101,34 @@ class _Completion(_Common, kw_only=True):
     logprobs: int | None = None
 
 
-_chat = msgspec.json.Decoder(_Chat)
-_completion = msgspec.json.Decoder(_Completion)
-_anything = msgspec.json.Decoder()
+_decode_json = msgspec.json.Decoder().decode
 _BodyT = TypeVar("_BodyT", bound=_Common)
-
-
-class _Reading(NamedTuple):
-    """What the two endpoints read differently."""
-
-    prompt: Prompt
-    opaque: Opaque
-    num_prompts: int
-    max_output_tokens: int | None
-    max_output_param: str
-    reads_cache: bool
 
 
 def parse(endpoint: Endpoint, body: bytes, client_kv: ClientKv) -> ApiRequest:
     """Read and judge a body. Raises RequestError, and nothing else whatever the bytes are."""
+    value = _decode(body)
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.")
     if endpoint is Endpoint.CHAT:
-        return _judge_chat(_decode(_chat, body), client_kv)
-    return _judge_completion(_decode(_completion, body), client_kv)
+        return _judge_chat(_typed(value, _Chat), value, client_kv)
+    return _judge_completion(_typed(value, _Completion), value, client_kv)
 
 
-def _decode(decoder: msgspec.json.Decoder[_BodyT], body: bytes) -> _BodyT:
+def _decode(body: bytes) -> object:
     try:
-        body.decode()
-        if b"\\ud" in body or b"\\uD" in body:
-            _anything.decode(body)  # an unpaired surrogate may hide in a field that is not typed here
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _wrong_value(str(error)) from None
-    except UnicodeDecodeError:
-        raise RequestError("The body is not UTF-8.") from None
+        return _decode_json(body)
     except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from None
+        raise RequestError(f"The body is not valid JSON in UTF-8: {error}.") from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
+
+
+def _typed(value: dict[str, object], kind: type[_BodyT]) -> _BodyT:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error)) from None
 
 
 def _wrong_value(text: str) -> RequestError:
@@ -195,80 +142,69 @@ def _wrong_value(text: str) -> RequestError:
     return RequestError(f"Invalid type for {name!r}: {text}.", param=name, code="invalid_type")
 
 
-def _judge_chat(body: _Chat, client_kv: ClientKv) -> ApiRequest:
-    _judge_common(body, client_kv)
-    if not body.messages:
+def _judge_chat(typed: _Chat, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
+    _judge_common(typed, client_kv)
+    if not typed.messages:
         raise _bad("messages", "must not be empty", "empty_array")
-    opaque = Opaque.NO
-    for message in body.messages:
-        if not isinstance(message.get("role"), str):
-            raise _bad("messages", "each message needs a `role`", "missing_parameter")
-        if not _is_text(message.get("content")):
-            opaque = Opaque.MULTIMODAL
-    if body.chat_template is not None:
-        opaque = Opaque.TEMPLATE
-    output, output_param = body.max_tokens, "max_tokens"
-    if body.max_completion_tokens is not None:
-        output, output_param = body.max_completion_tokens, "max_completion_tokens"
-        _in_range("max_completion_tokens", output, 0)
-    prompt = ChatPrompt(body.messages, body.tools, _template_options(body))
-    skips_cache = body.prompt_logprobs is not None or bool(body.echo and body.top_logprobs)
-    reading = _Reading(prompt, opaque, 1, output, output_param, not skips_cache)
-    return _request(Endpoint.CHAT, body, reading)
+    if not all(isinstance(message.get("role"), str) for message in typed.messages):
+        raise _bad("messages", "each message needs a `role`", "missing_parameter")
+    output, param = typed.max_tokens, "max_tokens"
+    if typed.max_completion_tokens is not None:
+        output, param = typed.max_completion_tokens, "max_completion_tokens"
+        _in_range(param, output, 0)
+    skips_cache = typed.prompt_logprobs is not None or bool(typed.echo and typed.top_logprobs)
+    return ApiRequest(
+        Endpoint.CHAT,
+        typed.model,
+        body,
+        stream=typed.stream is True,
+        wants_usage=_wants_usage(typed),
+        max_output_tokens=output,
+        max_output_param=param,
+        reads_cache=not skips_cache,
+        cache_salt=typed.cache_salt,
+    )
 
 
-def _template_options(body: _Chat) -> dict[str, object]:
-    options = {
-        "add_generation_prompt": body.add_generation_prompt,
-        "continue_final_message": body.continue_final_message,
-        "add_special_tokens": body.add_special_tokens,
-        "documents": body.documents,
-        "reasoning_effort": body.reasoning_effort,
-        "tool_choice": body.tool_choice,
-        "chat_template_kwargs": body.chat_template_kwargs,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+def _judge_completion(typed: _Completion, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
+    _judge_common(typed, client_kv)
+    if typed.prompt_embeds is None or typed.prompt is not None:
+        _judge_prompt(typed.prompt)
+    skips_cache = typed.prompt_logprobs is not None or bool(typed.echo and typed.logprobs is not None)
+    return ApiRequest(
+        Endpoint.COMPLETIONS,
+        typed.model,
+        body,
+        stream=typed.stream is True,
+        wants_usage=_wants_usage(typed),
+        # A missing max_tokens is 16 here: OpenAI's default, and vLLM's.
+        max_output_tokens=16 if typed.max_tokens is None else typed.max_tokens,
+        max_output_param="max_tokens",
+        reads_cache=not skips_cache,
+        cache_salt=typed.cache_salt,
+    )
 
 
-def _is_text(content: object) -> bool:
-    """Whether content is text alone. Wrong content is the engine's to refuse, in its own words."""
-    if isinstance(content, list):
-        return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
-    return content is None or isinstance(content, str)
+def _wants_usage(typed: _Common) -> bool:
+    options = typed.stream_options
+    return typed.stream is not True or bool(options and options.include_usage)
 
 
-def _judge_completion(body: _Completion, client_kv: ClientKv) -> ApiRequest:
-    _judge_common(body, client_kv)
-    add_special = body.add_special_tokens is not False
-    # A missing max_tokens is 16 here (OpenAI's default, and vLLM's).
-    output = 16 if body.max_tokens is None else body.max_tokens
-    skips_cache = body.prompt_logprobs is not None or bool(body.echo and body.logprobs is not None)
-    if body.prompt is None and body.prompt_embeds is not None:
-        reading = _Reading(None, Opaque.EMBEDS, 1, output, "max_tokens", not skips_cache)
-    else:
-        prompt, num_prompts = _read_prompt(body.prompt, add_special)
-        opaque = Opaque.NO if body.prompt_embeds is None else Opaque.EMBEDS
-        reading = _Reading(prompt, opaque, num_prompts, output, "max_tokens", not skips_cache)
-    return _request(Endpoint.COMPLETIONS, body, reading)
-
-
-def _read_prompt(prompt: object, add_special: bool) -> tuple[TextPrompt | TokenPrompt, int]:
-    """The first prompt, and how many there are."""
-    if isinstance(prompt, str):
-        return TextPrompt(prompt, add_special), 1
+def _judge_prompt(prompt: object) -> None:
+    """A string, strings, token ids or lists of token ids."""
     if prompt is None:
         raise RequestError(
             "You must provide the parameter 'prompt'.", param="prompt", code="missing_parameter"
         )
+    if isinstance(prompt, str):
+        return
     if isinstance(prompt, list):
         if not prompt:
             raise _bad("prompt", "must not be empty", "empty_array")
-        if _are_tokens(prompt):
-            return TokenPrompt(prompt), 1
-        if all(isinstance(item, str) for item in prompt):
-            return TextPrompt(prompt[0], add_special), len(prompt)
+        if _are_tokens(prompt) or all(isinstance(item, str) for item in prompt):
+            return
         if all(isinstance(item, list) and item and _are_tokens(item) for item in prompt):
-            return TokenPrompt(prompt[0]), len(prompt)
+            return
     raise _bad("prompt", "must be a string, a list of strings, of token ids, or of lists of token ids")
 
 
@@ -307,29 +243,6 @@ def _in_range(name: str, value: int | None, lowest: int) -> None:
         raise _bad(name, f"must be between {lowest} and {_MAX_COUNT}", "invalid_value")
 
 
-def _request(endpoint: Endpoint, body: _Common, reading: _Reading) -> ApiRequest:
-    opaque = reading.opaque
-    if opaque is Opaque.NO and body.truncate_prompt_tokens is not None:
-        opaque = Opaque.TRUNCATED
-    if opaque is Opaque.NO and reading.num_prompts > 1:
-        opaque = Opaque.BATCH
-    options = body.stream_options
-    return ApiRequest(
-        endpoint=endpoint,
-        model=body.model,
-        prompt=reading.prompt if opaque in (Opaque.NO, Opaque.BATCH) else None,
-        opaque=opaque,
-        num_prompts=reading.num_prompts,
-        stream=body.stream is True,
-        wants_usage=body.stream is not True or bool(options and options.include_usage),
-        max_output_tokens=reading.max_output_tokens,
-        max_output_param=reading.max_output_param,
-        reads_cache=reading.reads_cache,
-        checks_length=body.truncate_prompt_tokens is None,
-        cache_salt=body.cache_salt,
-    )
-
-
 def _bad(param: str, what: str, code: str | None = None) -> RequestError:
     return RequestError(f"Invalid value for {param!r}: {what}.", param=param, code=code)
 
@@ -357,7 +270,7 @@ def check_length(request: ApiRequest, num_tokens: int, max_model_len: int) -> No
     (TokenizeParams), `v1/engine/input_processor.py` (`_validate_prompt_len`), `get_max_tokens`.
     """
     check_output_length(request, max_model_len)
-    if request.checks_length and num_tokens >= max_model_len:
+    if num_tokens >= max_model_len:
         raise RequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
             f"{num_tokens} tokens, which leaves no room for an answer. Please shorten the prompt.",

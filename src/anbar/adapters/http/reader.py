@@ -27,6 +27,7 @@ class Incoming:
     __slots__ = (
         "body",
         "expects_continue",
+        "head_bytes",
         "header_bytes",
         "headers",
         "http_1_0",
@@ -41,6 +42,8 @@ class Incoming:
         self.method = b""
         self.target = b""
         self.headers: list[Header] = []
+        self.head_bytes = 0
+        """Bytes that came without completing the head: a line that never ends is no header yet."""
         self.header_bytes = 0
         self.body: list[bytes] = []
         self.num_body_bytes = 0
@@ -104,8 +107,11 @@ class RequestReader:
             if data.startswith(HTTP2_PREFACE):
                 self.refusal = RequestError("HTTP/2 is not spoken here; use HTTP/1.1.", status=505)
                 return
+        before = self.current
         try:
             self._parser.feed_data(data)
+            if before is not None and before is self.current and not before.in_body:
+                self._count_head(before, len(data))
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
@@ -184,6 +190,12 @@ class RequestReader:
         incoming.header_bytes += num_bytes
         if incoming.header_bytes > self._limits.max_header_bytes:
             self._refuse(f"The headers are longer than {self._limits.max_header_bytes} bytes.", 431)
+
+    def _count_head(self, incoming: Incoming, num_bytes: int) -> None:
+        incoming.head_bytes += num_bytes
+        limit = self._limits.max_header_bytes
+        if incoming.head_bytes > limit + self._limits.max_target_bytes:
+            self.refusal = RequestError(f"The headers are longer than {limit} bytes.", status=431)
 
     def _check_head(self, incoming: Incoming) -> None:
         num_hosts = 0

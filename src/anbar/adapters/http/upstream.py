@@ -63,6 +63,10 @@ class StaleConnection(UpstreamUnreachable):
     """A kept connection was closed by the engine before any byte of an answer."""
 
 
+class ConnectFailed(UpstreamUnreachable):
+    """There was no connection: the engine never had the request."""
+
+
 class Reply:
     """An answer whose body has begun. Give it a sink with `pump`; `close` it in every case.
 
@@ -143,6 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._answering = False
         self._message_over = False
         self._until_close = False
+        self._keeps_alive = False
         self._reused = False
         self._paused = False
         self.idle_since_s = 0.0
@@ -224,7 +229,7 @@ class UpstreamConnection(asyncio.Protocol):
             if not self._message_over:
                 self._break("did not answer in HTTP/1.1")
                 return
-            self._until_close = True
+            self._keeps_alive = False
         if self._answering:
             self._deliver()
 
@@ -245,6 +250,8 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
         self._answering = self._status >= 200
+        # Asked here: once the message is over the parser has forgotten how it was framed.
+        self._keeps_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
@@ -290,11 +297,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._deadline.clear()
         transport = self._transport
         if transport is not None:
-            reusable = (
-                not self._until_close
-                and self._parser.should_keep_alive()
-                and transport.get_write_buffer_size() == 0
-            )
+            reusable = not self._until_close and self._keeps_alive and transport.get_write_buffer_size() == 0
             if self._paused:
                 self.resume()
             if reusable and self.is_open:
@@ -400,8 +403,8 @@ class UpstreamPool:
                 )
         except TimeoutError as error:
             limit_s = self.limits.connect_timeout_s
-            raise UpstreamUnreachable(f"no connection to the engine within {limit_s:g} s") from error
+            raise ConnectFailed(f"no connection to the engine within {limit_s:g} s") from error
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise UpstreamUnreachable(f"no connection to the engine: {reason}") from error
+            raise ConnectFailed(f"no connection to the engine: {reason}") from error
         return connection

@@ -1,0 +1,234 @@
+"""Every metric of the router: names, help texts, labels and buckets, and which event moves it.
+
+Numbers of tokens by cache are what the router predicted and what the engine reported; the names say which.
+"""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId
+from anbar.core.outcome import (
+    AttemptFailed,
+    EngineStateChanged,
+    Event,
+    FleetGauges,
+    KvStreamGap,
+    KvStreamRestarted,
+    RequestFinished,
+    RequestMalformed,
+    SupervisorCaught,
+)
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+GAP_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+TOKENIZE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+ERROR_BUCKETS_TOKENS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+_PER_ENGINE = ("model", "engine")
+
+ENGINE_GAUGES = {
+    "anbar_router_in_flight_requests": "Requests sent to the engine and not finished.",
+    "anbar_router_queued_prefill_tokens": "Prompt tokens sent to the engine, not predicted cached, not yet "
+    "answered.",
+    "anbar_router_decoding_requests": "Requests past their first byte.",
+    "anbar_router_idle_connections": "Kept connections to the engine that are not in use.",
+    "anbar_router_kv_stream_connected": "1 while KV events of the engine are followed without a gap.",
+    "anbar_router_kv_stream_sequence": "Sequence number of the last KV batch taken in; -1 before the first.",
+    "anbar_router_kv_stream_lag_seconds": "Age of the last KV batch when it was taken in.",
+}
+FLEET_GAUGES = {
+    "anbar_router_index_blocks": "Distinct KV blocks that the prefix index knows.",
+    "anbar_router_index_parked_hashes": "Hashes of offload events that no device event has explained yet.",
+    "anbar_router_index_orphan_blocks": "Device blocks dropped because their parent was unknown.",
+    "anbar_router_client_connections": "Open client connections.",
+    "anbar_router_draining": "1 while the router finishes what runs and accepts nothing new.",
+}
+
+
+class _FleetCollector(Collector):
+    """Gauges that are read when somebody looks, instead of being kept up to date with every request."""
+
+    def __init__(self, look: Callable[[], FleetGauges]) -> None:
+        self._look = look
+
+    def describe(self) -> Iterable[Metric]:
+        # Registering must not look at a fleet that is not built yet.
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        fleet = self._look()
+        state = GaugeMetricFamily(
+            "anbar_router_engine_state", "1 for the state the engine is in.", labels=("engine", "state")
+        )
+        stale = CounterMetricFamily(
+            "anbar_router_stale_connections",
+            "Requests sent again because the engine had closed a kept connection.",
+            labels=("engine",),
+        )
+        gauges = {
+            name: GaugeMetricFamily(name, text, labels=("engine",)) for name, text in ENGINE_GAUGES.items()
+        }
+        for engine in fleet.engines:
+            for each in EngineState:
+                state.add_metric((engine.engine, each.value), float(engine.state is each))
+            stale.add_metric((engine.engine,), engine.num_stale_connections)
+            values = (
+                engine.num_in_flight,
+                engine.queued_prefill_tokens,
+                engine.num_decoding,
+                engine.num_idle_connections,
+                engine.kv_connected,
+                engine.kv_seq,
+                engine.kv_lag_s,
+            )
+            for family, value in zip(gauges.values(), values, strict=True):
+                family.add_metric((engine.engine,), float(value))
+        yield state
+        yield stale
+        yield from gauges.values()
+        totals = (
+            fleet.num_index_blocks,
+            fleet.num_index_parked,
+            fleet.num_index_orphans,
+            fleet.num_connections,
+            fleet.draining,
+        )
+        for (name, text), value in zip(FLEET_GAUGES.items(), totals, strict=True):
+            yield GaugeMetricFamily(name, text, value=float(value))
+
+
+class RouterMetrics:
+    """Subscribes with `on`; `render` is the page that Prometheus reads."""
+
+    def __init__(self, registry: CollectorRegistry, look: Callable[[], FleetGauges]) -> None:
+        self._registry = registry
+        registry.register(_FleetCollector(look))
+
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, _PER_ENGINE, buckets=buckets, registry=registry)
+
+        self._requests = counter(
+            "anbar_router_requests_total",
+            "Requests by how they ended.",
+            ("model", "engine", "status", "outcome"),
+        )
+        self._malformed = counter(
+            "anbar_router_malformed_total", "Refused before they were requests.", ("status",)
+        )
+        self._failures = counter(
+            "anbar_router_attempt_failures_total",
+            "Tries of an engine that gave no answer.",
+            ("engine", "failure"),
+        )
+        self._changes = counter(
+            "anbar_router_engine_state_changes_total", "Changes of an engine's state.", ("engine", "state")
+        )
+        self._gaps = counter(
+            "anbar_router_kv_stream_gaps_total", "Gaps that replay did not fill.", ("engine",)
+        )
+        self._missing = counter(
+            "anbar_router_kv_stream_missing_batches_total", "KV batches lost in gaps.", ("engine",)
+        )
+        self._restarts = counter(
+            "anbar_router_kv_stream_restarts_total", "Times an engine's event stream began anew.", ("engine",)
+        )
+        self._defects = counter(
+            "anbar_router_defects_total",
+            "Errors nobody expected, caught by a supervisor.",
+            ("where", "error"),
+        )
+        self._degraded = counter(
+            "anbar_router_degraded_total", "Requests that were not routed precisely.", ("model", "reason")
+        )
+        self._prompt = counter("anbar_router_prompt_tokens_total", "Prompt tokens.", _PER_ENGINE)
+        self._output = counter("anbar_router_output_tokens_total", "Output tokens, as reported.", _PER_ENGINE)
+        self._predicted = counter(
+            "anbar_router_predicted_cached_tokens_total",
+            "Prompt tokens predicted to be served from a cache, where the engine reported its own count too.",
+            _PER_ENGINE,
+        )
+        self._reported = counter(
+            "anbar_router_reported_cached_tokens_total",
+            "Prompt tokens that the engine reported as served from a cache.",
+            _PER_ENGINE,
+        )
+        self._over = histogram(
+            "anbar_router_cached_tokens_over_prediction",
+            "Tokens predicted cached beyond those reported; not 0 is drift.",
+            ERROR_BUCKETS_TOKENS,
+        )
+        self._ttft = histogram(
+            "anbar_router_ttft_seconds",
+            "From a request's last byte in to the first byte of its streamed answer out.",
+            LATENCY_BUCKETS_S,
+        )
+        self._e2e = histogram("anbar_router_e2e_seconds", "From request to end of answer.", LATENCY_BUCKETS_S)
+        self._gap_mean = histogram(
+            "anbar_router_stream_gap_mean_seconds", "Mean time between the chunks of a stream.", GAP_BUCKETS_S
+        )
+        self._gap_max = histogram(
+            "anbar_router_stream_gap_max_seconds",
+            "Longest time between two chunks of a stream.",
+            GAP_BUCKETS_S,
+        )
+        self._tokenize = Histogram(
+            "anbar_router_tokenize_seconds",
+            "From handing a prompt to the tokenizer threads to its tokens.",
+            ("model",),
+            buckets=TOKENIZE_BUCKETS_S,
+            registry=registry,
+        )
+
+    def render(self) -> bytes:
+        """The metrics page, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def on(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case RequestFinished():
+                self._finished(event)
+            case RequestMalformed(status):
+                self._malformed.labels(str(status)).inc()
+            case AttemptFailed(engine, failure):
+                self._failures.labels(engine, failure.value).inc()
+            case EngineStateChanged(engine=engine, after=after):
+                self._changes.labels(engine, after.value).inc()
+            case KvStreamGap(engine, num_missing):
+                self._gaps.labels(engine).inc()
+                self._missing.labels(engine).inc(num_missing)
+            case KvStreamRestarted(engine):
+                self._restarts.labels(engine).inc()
+            case SupervisorCaught(where, error):
+                self._defects.labels(where, error).inc()
+
+    def _finished(self, event: RequestFinished) -> None:
+        engine = event.engine or EngineId("")
+        key = (event.model, engine)
+        self._requests.labels(event.model, engine, str(event.status), event.outcome.value).inc()
+        if event.degraded:
+            self._degraded.labels(event.model, event.degraded).inc()
+        if event.tokenize_s > 0.0:
+            self._tokenize.labels(event.model).observe(event.tokenize_s)
+        if event.engine is None:
+            return
+        self._e2e.labels(*key).observe(event.e2e_s)
+        self._prompt.labels(*key).inc(event.num_prompt_tokens)
+        self._output.labels(*key).inc(event.num_output_tokens)
+        if event.reported_cached_tokens is not None:
+            self._predicted.labels(*key).inc(event.predicted_cached_tokens)
+            self._reported.labels(*key).inc(event.reported_cached_tokens)
+            over = max(0, event.predicted_cached_tokens - event.reported_cached_tokens)
+            self._over.labels(*key).observe(over)
+        if event.stream and event.ttft_s is not None:
+            self._ttft.labels(*key).observe(event.ttft_s)
+            if event.num_chunks > 1:
+                self._gap_mean.labels(*key).observe(event.mean_gap_s)
+                self._gap_max.labels(*key).observe(event.max_gap_s)

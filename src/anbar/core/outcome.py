@@ -1,0 +1,162 @@
+"""What happened, as frozen values: applications emit them, telemetry and the self-check subscribe.
+
+None of them carries a prompt, a token, a key or a header.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId, RequestId
+
+
+class Outcome(Enum):
+    """How a request ended."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    """The router answered 4xx: nothing reached an engine."""
+    ENGINE_ERROR = "engine_error"
+    """An engine's own 4xx or 5xx was passed through."""
+    NO_ENGINE = "no_engine"
+    UPSTREAM_FAILED = "upstream_failed"
+    """Every engine that was tried failed before its first byte."""
+    BROKEN = "broken"
+    """The engine failed after its first byte: the client saw an error."""
+    CLIENT_GONE = "client_gone"
+    INTERNAL = "internal"
+    """A defect of ours."""
+
+
+class AttemptFailure(Enum):
+    """Why one engine did not answer a request."""
+
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    UNAVAILABLE = "unavailable"
+    """It answered 502, 503 or 504 before a body."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """One request from its first byte to its last. Times are seconds; counts of tokens are 0 when unknown."""
+
+    request_id: RequestId
+    endpoint: str
+    model: str
+    """A model of the fleet, or "" when the client named none of them."""
+    outcome: Outcome
+    status: int
+    engine: EngineId | None = None
+    stream: bool = False
+    policy: str = ""
+    reason: str = ""
+    degraded: str = ""
+    """Why routing was not precise; "" when it was."""
+    num_attempts: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    predicted_cached_tokens: int = 0
+    reported_cached_tokens: int | None = None
+    predicted_ttft_s: float = 0.0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+    tokenize_s: float = 0.0
+    num_chunks: int = 0
+    mean_gap_s: float = 0.0
+    max_gap_s: float = 0.0
+    num_body_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMalformed:
+    """Something was refused before it was a request: broken HTTP, too large, too slow."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """An engine was tried and did not answer."""
+
+    engine: EngineId
+    failure: AttemptFailure
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStateChanged:
+    """An engine may now be given requests, or no longer."""
+
+    engine: EngineId
+    before: EngineState
+    after: EngineState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvStreamGap:
+    """KV events of an engine were lost beyond replay."""
+
+    engine: EngineId
+    num_missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvStreamRestarted:
+    """An engine's event stream began anew: what was known of it is dropped."""
+
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorCaught:
+    """A supervisor caught an error that nobody expected: a defect."""
+
+    where: str
+    error: str
+    """The error's class."""
+
+
+Event = (
+    RequestFinished
+    | RequestMalformed
+    | AttemptFailed
+    | EngineStateChanged
+    | KvStreamGap
+    | KvStreamRestarted
+    | SupervisorCaught
+)
+
+Emit = Callable[[Event], None]
+"""Where events go. A subscriber must be quick and must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """The state of one engine at the moment of looking."""
+
+    engine: EngineId
+    state: EngineState
+    num_in_flight: int
+    queued_prefill_tokens: int
+    num_decoding: int
+    num_idle_connections: int
+    num_stale_connections: int
+    kv_connected: bool
+    kv_seq: int
+    """Sequence number of the last KV batch taken in; -1 before the first."""
+    kv_lag_s: float
+    """Age of the last KV batch when it was taken in, by the engine's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetGauges:
+    """The state of the router at the moment of looking."""
+
+    engines: tuple[EngineGauges, ...]
+    num_index_blocks: int
+    num_index_parked: int
+    num_index_orphans: int
+    num_connections: int
+    draining: bool

@@ -1,0 +1,70 @@
+"""The request reader without sockets: any cut of the bytes gives the same requests."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anbar.adapters.http.limits import ServerLimits
+from anbar.adapters.http.reader import Phase, RequestReader
+
+LIMITS = ServerLimits(max_body_bytes=10_000)
+STREAM = (
+    b"POST /v1/x?y=1 HTTP/1.1\r\nHost: a\r\nX-A:  b \r\nContent-Length: 5\r\n\r\nhello"
+    b"GET /h HTTP/1.1\r\nhost: a\r\n\r\n"
+    b"POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n"
+    b"POST /u HTTP/1.1\r\nhost: a\r\nupgrade: h2c\r\nconnection: upgrade\r\ncontent-length: 2\r\n\r\nok"
+    b"GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\nignored"
+)
+
+
+def read(pieces: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes]], RequestReader]:
+    reader = RequestReader(LIMITS)
+    for piece in pieces:
+        reader.feed(piece)
+    got = []
+    while incoming := reader.pop():
+        request = incoming.request(peer_is_local=False)
+        got.append((request.method, request.target, request.body))
+    return got, reader
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_cuts_do_not_matter(cuts: list[int]) -> None:
+    """Five requests of all kinds, cut anywhere: the same five, and nothing refused."""
+    places = [0, *sorted(cuts), len(STREAM)]
+    pieces = [STREAM[a:b] for a, b in itertools.pairwise(places)]
+    got, reader = read(pieces)
+    assert got == [
+        (b"POST", b"/v1/x?y=1", b"hello"),
+        (b"GET", b"/h", b""),
+        (b"POST", b"/c", b"abcdefg"),
+        (b"POST", b"/u", b"ok"),
+        (b"GET", b"/last", b""),
+    ]
+    assert reader.refusal is None
+    assert reader.phase is Phase.IDLE
+
+
+@given(st.lists(st.binary(max_size=60), max_size=6))
+def test_no_bytes_raise(pieces: list[bytes]) -> None:
+    """Whatever arrives: requests or a refusal with a 4xx or 505, never an exception."""
+    _, reader = read(pieces)
+    assert reader.refusal is None or reader.refusal.status in range(400, 506)
+
+
+@given(st.binary(max_size=40), st.integers(0, len(STREAM)))
+def test_damage_does_not_raise(damage: bytes, place: int) -> None:
+    """Random bytes in the middle of good requests: requests before them stand, nothing raises."""
+    read([STREAM[:place] + damage + STREAM[place:]])
+
+
+def test_header_names_are_lower_case_and_values_stripped() -> None:
+    """Values keep their inner bytes; names are folded."""
+    reader = RequestReader(LIMITS)
+    reader.feed(STREAM)
+    incoming = reader.pop()
+    assert incoming is not None
+    request = incoming.request(peer_is_local=True)
+    assert request.header(b"x-a") in (b"b", b"b ")
+    assert request.path == b"/v1/x"

@@ -2,11 +2,11 @@
 
 One row of the host region holds one chunk, for every worker:
 `[tensor 0: block 0 .. block n-1 of the chunk | tensor 1: ... | ...]`
-(vLLM 0.32 `v1/kv_offload/cpu/shared_offload_region.py`). A tensor is mostly one layer, so a block is scattered
-over as many places as there are layers. Layers that lie at equal distances on both sides form a *stack*, and
-one strided copy moves a block of all of them. Measured on one core with 30 layers: 4.8 GB/s whatever the page
-size, against 3.7 (48 KiB pages) and 0.6 GB/s (1 KiB pages) with one copy per layer; merging neighbouring blocks
-into longer runs gained 5 % more and is not done.
+(vLLM 0.32 `v1/kv_offload/cpu/shared_offload_region.py`). A tensor is mostly one layer, so a block is
+scattered over as many places as there are layers. Layers that lie at equal distances on both sides form a
+*stack*, and one strided copy moves a block of all of them. Measured on one core with 30 layers: 4.8 GB/s
+whatever the page size, against 3.7 (48 KiB pages) and 0.6 GB/s (1 KiB pages) with one copy per layer; merging
+neighbouring blocks into longer runs gained 5 % more and is not done.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's pages: `device` is (blocks, bytes), `host` (rows, blocks per chunk, bytes), both without the
-    padding that a page may end with."""
+    """One layer's pages: `device` is (blocks, bytes), `host` (rows, blocks per chunk, bytes), both without
+    the padding that a page may end with."""
 
     device: Bytes
     host: Bytes
@@ -29,7 +29,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Equidistant layers: `device` is (layers, blocks, bytes), `host` (rows, blocks per chunk, layers, bytes)."""
+    """Equidistant layers: `device` is (layers, blocks, bytes), `host` (rows, slots, layers, bytes), where
+    slots are the blocks of a chunk."""
 
     device: Bytes
     host: Bytes

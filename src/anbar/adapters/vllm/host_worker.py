@@ -1,9 +1,10 @@
 """The copy worker for machines without a GPU: between vLLM's KV tensors and the shared host region.
 
-vLLM's own worker drives the copy engines of a GPU and refuses the CPU platform. Here "device" and host are both
-RAM. Copies run inline and are over when `submit_*` returns: measured at 4.8 GB/s, that is 10 µs a token where
-computing one takes 4 ms, and a finished copy needs no barrier, keeps stores and loads in order, and never sees
-a row or block reused under it. A copying thread would save a quarter of a percent and need all of that.
+vLLM's own worker drives the copy engines of a GPU and refuses the CPU platform. Here "device" and host are
+both RAM. Copies run inline and are over when `submit_*` returns: measured at 4.8 GB/s, that is 10 µs a token
+where computing one takes 2 to 4 ms, and a finished copy needs no barrier, keeps stores and loads in
+order, and never sees a row or block reused under it. A copying thread would save half a percent and need
+all of that.
 
 Nothing here fails on its own: shapes are checked when the worker is made. An exception would end the engine
 (vLLM asserts that every copy succeeds), which is right for a defect: the alternative is wrong KV.

@@ -15,6 +15,9 @@ class HostOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM i
     """`TieringOffloadingSpec` that also serves the CPU platform. Elsewhere nothing differs but the check that
     no other live engine uses the same host region."""
 
+    _manager: OffloadingManager | None
+    _worker: OffloadingWorker | None
+
     def get_manager(self) -> OffloadingManager:
         """The tiering manager of the scheduler's process.
 

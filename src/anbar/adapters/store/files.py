@@ -1,0 +1,160 @@
+"""A store that is a directory of files: on a local disk, or on a file system that several machines mount.
+
+- A value is written to a temporary file beside its place and renamed: a reader sees all of it or nothing.
+- Nothing is synced to the disk. After a crash of the *machine* a renamed file may be short or hold zeros: it
+  fails verification, counts as damaged and is removed. That loses one entry of a cache; syncing every write
+  would cost each of them milliseconds. A crash of the *process* loses nothing, the kernel has the pages.
+- File operations cannot be cancelled, so they run on threads of the store, on bounce buffers: when the
+  deadline passes, the caller goes on and nothing touches its memory any more.
+- A vanished root (a mount that went away) is an ERROR and is not made again, or values would be written below
+  the mount point. It is used again as soon as it is back.
+- Several engines may use one directory. Each keeps it within its bounds (see `sweep`).
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from anbar.adapters.store.buffers import BufferPool, Bytes, as_bytes
+from anbar.adapters.store.deadline import DeadlineRunner
+from anbar.adapters.store.entries import Entries
+from anbar.adapters.store.layout import Layout, scope_dir
+from anbar.adapters.store.sweep import Bounds, Sweeper
+from anbar.core.errors import StoreError
+from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
+
+T = TypeVar("T")
+
+_KEYS_PER_STAT = 32
+"""Keys that one operation of `exists` looks up: enough to outweigh handing it to a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesConfig:
+    """A directory of files."""
+
+    path: Path
+    """Root of the store; made with mode 0700 when missing."""
+    id: str
+    """Name of the store in KV events; equal on all machines that share it."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """How much it may hold."""
+    num_threads: int = 8
+    """File operations at a time; a hung one occupies its thread."""
+
+
+class FilesStore:
+    """See `anbar.tier.store.Store`. Call `open` before anything else; until then every outcome is ERROR."""
+
+    def __init__(self, config: FilesConfig, namespace: bytes) -> None:
+        self._config = config
+        layout = Layout(config.path, namespace)
+        self._runner = DeadlineRunner(config.num_threads, "anbar-files")
+        self._buffers = BufferPool(max_buffers=2 * config.num_threads)
+        self._sweeper = Sweeper(layout, config.bounds)
+        self._entries = Entries(layout, self._buffers, self._sweeper, secrets.token_hex(8))
+        self._is_open = False
+
+    def open(self) -> None:
+        """Make the directory if it is missing and start the threads.
+
+        Raises StoreError when the path is not a directory, or cannot be made or listed.
+        """
+        path = self._config.path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.listdir(path)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise StoreError(f"store path {path} is not a directory") from error
+        except OSError as error:
+            raise StoreError(f"store directory {path} cannot be used: {error.strerror}") from error
+        self._runner.start()
+        self._sweeper.start()
+        self._is_open = True
+
+    @property
+    def id(self) -> str:
+        return self._config.id
+
+    def exists(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        starts = range(0, len(keys), _KEYS_PER_STAT)
+        works = [partial(self._entries.exist, keys[i : i + _KEYS_PER_STAT], scope) for i in starts]
+        outcomes = self._unknown(len(keys))
+        for index, found in self._run(works, timeout_s):
+            start = index * _KEYS_PER_STAT
+            outcomes[start : start + len(found)] = found
+        return outcomes
+
+    def get_into(
+        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+    ) -> list[Outcome]:
+        targets = [as_bytes(buffer) for buffer in buffers]
+        works = [
+            partial(self._entries.read, key, scope, target.nbytes)
+            for key, target in zip(keys, targets, strict=True)
+        ]
+        outcomes = self._unknown(len(keys))
+        for index, (outcome, payload) in self._run(works, timeout_s):
+            if payload is not None:
+                np.copyto(targets[index], payload)
+                self._buffers.give(payload)
+            outcomes[index] = outcome
+        return outcomes
+
+    def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        outcomes = self._unknown(len(items))
+        for index, outcome in self._run(self._writes(items, scope), timeout_s):
+            outcomes[index] = outcome
+        return outcomes
+
+    def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        works = [partial(self._entries.delete, key, scope) for key in keys]
+        outcomes = self._unknown(len(keys))
+        for index, outcome in self._run(works, timeout_s):
+            outcomes[index] = outcome
+        return outcomes
+
+    def delete_scope(self, scope: Scope, *, timeout_s: float) -> Outcome:
+        (outcome,) = self._unknown(1)
+        for _, result in self._run([partial(self._entries.delete_scope, scope_dir(scope))], timeout_s):
+            outcome = result
+        return outcome
+
+    def take_evicted(self) -> list[bytes]:
+        return self._sweeper.take_evicted()
+
+    def stats(self) -> StoreStats:
+        return self._sweeper.stats()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._sweeper.close()
+            self._runner.close()
+
+    def _unknown(self, num_keys: int) -> list[Outcome]:
+        """What is said of keys whose operation does not end in time."""
+        return [Outcome.TIMEOUT if self._is_open else Outcome.ERROR] * num_keys
+
+    def _run(self, works: Iterable[Callable[[], T]], timeout_s: float) -> Iterator[tuple[int, T]]:
+        return self._runner.run(works, time.monotonic() + timeout_s) if self._is_open else iter(())
+
+    def _writes(self, items: Sequence[PutItem], scope: Scope) -> Iterator[Callable[[], Outcome]]:
+        """Copies each value just before it is written, while the caller waits."""
+        for item in items:
+            source = as_bytes(item.data)
+            payload = self._buffers.take(source.nbytes)
+            np.copyto(payload, source)
+            yield partial(self._write, item.key, scope, payload)
+
+    def _write(self, key: bytes, scope: Scope, payload: Bytes) -> Outcome:
+        outcome = self._entries.write(key, scope, payload)
+        self._buffers.give(payload)
+        return outcome

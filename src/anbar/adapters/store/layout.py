@@ -1,0 +1,59 @@
+"""Where entries lie below a store's root.
+
+    <root>/v1/<namespace>/<scope>/<fan-out>/<key>.kv
+    <root>/v1/<namespace>/<scope>/<fan-out>/.<key>.<writer>.tmp     being written
+
+Namespace and scope are digests in hex, so a directory listing tells nothing about tenants. The fan-out is
+one byte of the key's digest: 256 directories, 27,000 files each for 10 TB of 1.5 MB values. A key of up to 96
+bytes is its own file name (an engine's keys have 36), so that whoever evicts a file knows what it held; a
+longer one is named by its digest.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from anbar.adapters.store.record import key_digest, short_digest
+
+VERSION_DIR = "v1"
+SUFFIX = ".kv"
+TEMP_SUFFIX = ".tmp"
+_MAX_NAMED_KEY_BYTES = 96
+_DIGEST_MARK = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths of one namespace's entries."""
+
+    root: Path
+    namespace: bytes
+
+    @property
+    def version_dir(self) -> Path:
+        """Parent of all namespaces."""
+        return self.root / VERSION_DIR
+
+    @property
+    def namespace_dir(self) -> Path:
+        """Parent of this namespace's scopes."""
+        return self.version_dir / short_digest(self.namespace).hex()
+
+    def entry(self, key: bytes, scope: str) -> Path:
+        """The file of one entry."""
+        digest = key_digest(key)
+        is_named = len(key) <= _MAX_NAMED_KEY_BYTES
+        name = key.hex() if is_named else _DIGEST_MARK + digest.hex()
+        return self.namespace_dir / scope_dir(scope) / digest[:1].hex() / (name + SUFFIX)
+
+
+def scope_dir(scope: str) -> str:
+    """Name of a scope's directory."""
+    return short_digest(scope.encode()).hex()
+
+
+def key_of(name: str) -> bytes | None:
+    """The key that a file name stands for, or None when it cannot be told from the name."""
+    try:
+        return bytes.fromhex(name.removesuffix(SUFFIX))
+    except ValueError:
+        return None

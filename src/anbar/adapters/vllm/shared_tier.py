@@ -1,0 +1,272 @@
+"""The shared tier as vLLM sees it: a `SecondaryTierManager` over a `Store`.
+
+A thin shell. What to ask, send, refuse and report is decided by the pure `tier.lookups` and `tier.transfers`;
+calls on the store run on the threads of `store_calls`. All methods run in the engine's scheduler loop: none
+blocks (but `drain_jobs` and `shutdown`, which vLLM means to block), none raises on account of the store.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingEvent,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+    OffloadingSpec,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
+from anbar.core.clock import Clock
+from anbar.tier import wish
+from anbar.tier.breaker import Breaker, BreakerState
+from anbar.tier.lookups import Answer, Lookups, Question
+from anbar.tier.store import Store, StoreStats
+from anbar.tier.tally import Series, Tally
+from anbar.tier.transfers import Direction, Finished, Job, TransferConfig, Transfers
+
+# Below vLLM's logger, so that lines appear in the engine's log.
+logger = init_logger("vllm.anbar.shared_tier")
+
+_ANSWERS = {
+    Answer.HIT: LookupResult.HIT,
+    Answer.MISS: LookupResult.MISS,
+    Answer.RETRY: LookupResult.RETRY,
+}
+_CALL_BYTES = 32 * 1024 * 1024
+"""Bytes that one call on the store moves: enough to keep its threads busy, little to lose to one deadline."""
+
+_LABEL = {
+    Series.LOOKUPS: "result",
+    Series.LOADS: "result",
+    Series.STORES: "result",
+    Series.BYTES: "direction",
+    Series.SECONDS: "operation",
+}
+_BREAKER_STATE = "anbar_tier_breaker_state"
+_BREAKER_OPENED = "anbar_tier_breaker_opened"
+_DEFECTS = "anbar_tier_defects"
+_USED_BYTES = "anbar_tier_used_bytes"
+_CAPACITY_BYTES = "anbar_tier_capacity_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTierOptions:
+    """How long the tier waits for the store."""
+
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    """Deadlines of single calls."""
+    threads_per_lane: int = 2
+    """Threads for each of lookups, loads and stores."""
+
+
+class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """Owns `store` from now on: closes it at `shutdown`."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None,
+        *,
+        store: Store,
+        clock: Clock,
+        options: SharedTierOptions,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality.REMOTE
+        self._owner = f"anbar:{store.id}"
+        self._label = (store.id,)
+        self._emits_events = offloading_spec.kv_events_config.enable_kv_cache_events
+        self._memory = primary_kv_view.cast("B")
+        self._breaker = Breaker(clock)
+        self._breaker_seen = BreakerState.CLOSED
+        self._opened_seen = 0
+        self._tally = Tally()
+        self._num_defects = 0
+        self._store_stats = StoreStats(None, None, None)
+        self._events: list[OffloadingEvent] = []
+        self._lookups = Lookups(clock, self._breaker, self._tally, timeout_s=options.timeouts.lookup_s)
+        num_rows, row_bytes = len(primary_kv_view), self.block_size_bytes
+        self._transfers = Transfers(
+            clock,
+            self._breaker,
+            self._tally,
+            TransferConfig(
+                row_bytes=row_bytes,
+                max_store_rows=max(1, num_rows // 2),
+                max_load_rows=max(1, num_rows // 2),
+                rows_per_call=max(1, _CALL_BYTES // row_bytes),
+            ),
+        )
+        self._calls = StoreCalls(store, self._breaker, self._row, options.timeouts)
+        self._calls.start(options.threads_per_lane)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Reads what the request asks of the tier."""
+        self._lookups.open(req_context.req_id, wish.parse(req_context.kv_transfer_params))
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._lookups.close(req_context.req_id)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return _ANSWERS[self._lookups.answer(req_context.req_id, key)]
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        request_wish = self._wish(job_metadata)
+        calls = self._transfers.store(self._job(job_metadata, request_wish), wanted=request_wish.may_store)
+        for call in calls:
+            self._calls.submit(call)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        job = self._job(job_metadata, self._wish(job_metadata))
+        self._lookups.loading(job.request, job.keys)
+        for call in self._transfers.load(job):
+            self._calls.submit(call)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """vLLM calls this once per step before any lookup, so answers are applied here too."""
+        for result in self._calls.collect():
+            self._settle(result)
+        return [self._report(finished) for finished in self._transfers.take_finished()]
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Sends the questions of this step."""
+        for question in self._lookups.take_questions():
+            self._calls.submit(question)
+
+    def has_pending_work(self) -> bool:
+        """Jobs keep the engine stepping by themselves; events that wait to be published need a step more."""
+        return bool(self._events)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def drain_jobs(self) -> None:
+        for result in self._calls.collect_all():
+            self._settle(result)
+
+    def shutdown(self) -> None:
+        self._calls.close()
+        self._memory.release()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, object]) -> dict[str, OffloadingMetricMetadata]:
+        """The metrics of `get_stats`, by name; all have the label `store`."""
+        return metric_definitions()
+
+    def get_stats(self) -> OffloadingConnectorStats:
+        """What happened since the last call."""
+        stats = OffloadingConnectorStats()
+        for (series, label), amount in self._tally.take().items():
+            stats.increase_counter(series.value, amount, (*self._label, label))
+        stats.increase_counter(_DEFECTS, self._num_defects, self._label)
+        stats.increase_counter(_BREAKER_OPENED, self._breaker.num_opened - self._opened_seen, self._label)
+        stats.set_gauge(_BREAKER_STATE, self._breaker.state().value, self._label)
+        if self._store_stats.used_bytes is not None:
+            stats.set_gauge(_USED_BYTES, self._store_stats.used_bytes, self._label)
+        if self._store_stats.capacity_bytes is not None:
+            stats.set_gauge(_CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
+        self._num_defects, self._opened_seen = 0, self._breaker.num_opened
+        return stats
+
+    def _row(self, index: int) -> memoryview:
+        size = self.block_size_bytes
+        return self._memory[index * size : (index + 1) * size]
+
+    def _wish(self, job: TransferJob) -> wish.Wish:
+        return wish.parse(job.req_context.kv_transfer_params)
+
+    def _job(self, job: TransferJob, request_wish: wish.Wish) -> Job:
+        """vLLM's keys are in no order; the beginning of a prefix is worth most."""
+        position = job.req_context.get_offload_key_position
+        pairs = sorted(zip(job.keys, job.chunk_ids.tolist(), strict=True), key=lambda p: position(p[0]) or 0)
+        keys, rows = zip(*pairs, strict=True) if pairs else ((), ())
+        return Job(job.job_id, job.req_context.req_id, request_wish.scope, keys, rows)
+
+    def _settle(self, result: Result) -> None:
+        call = result.call
+        self._num_defects += result.is_defect
+        self._store_stats = result.stats or self._store_stats
+        if isinstance(call, Question):
+            self._tally.add(Series.SECONDS, "lookup", result.seconds)
+            self._lookups.settle(call, result.outcomes)
+        else:
+            self._tally.add(Series.SECONDS, call.direction.value, result.seconds)
+            self._transfers.settle(call, result.outcomes)
+        self._emit(result.evicted, removed=True)
+        for change in self._transfers.take_changes():
+            self._emit(change.keys, removed=not change.present)
+        self._watch_breaker()
+
+    def _report(self, finished: Finished) -> JobResult:
+        if finished.direction is Direction.LOAD:
+            self._lookups.give_up(finished.request, finished.failed)
+        else:
+            self._lookups.stored(finished.request, finished.good)
+        return JobResult(
+            job_id=finished.job,
+            success=finished.ok,
+            successful_keys=finished.good or None,
+            transfer_time=finished.seconds,
+            transfer_bytes=finished.num_bytes,
+        )
+
+    def _emit(self, keys: Collection[bytes], *, removed: bool) -> None:
+        if self._emits_events and keys:
+            self._events.append(
+                OffloadingEvent(
+                    keys=list(keys),
+                    medium=self.medium,
+                    removed=removed,
+                    locality=self.locality,
+                    ownership=self._owner,
+                )
+            )
+
+    def _watch_breaker(self) -> None:
+        state = self._breaker.state()
+        if state is not self._breaker_seen:
+            logger.warning("store %s: circuit breaker %s", self._owner, state.name.lower())
+            self._breaker_seen = state
+
+
+def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """Prometheus metrics of the tier."""
+    counters = {
+        series.value: OffloadingCounterMetadata(_HELP[series], ("store", _LABEL[series])) for series in Series
+    }
+    return {
+        **counters,
+        _DEFECTS: OffloadingCounterMetadata("Calls in which the store broke its contract.", ("store",)),
+        _BREAKER_OPENED: OffloadingCounterMetadata("Times that the circuit breaker opened.", ("store",)),
+        _BREAKER_STATE: OffloadingGaugeMetadata("0 closed, 1 half-open, 2 open.", ("store",)),
+        _USED_BYTES: OffloadingGaugeMetadata("Bytes in the store, as last seen by this engine.", ("store",)),
+        _CAPACITY_BYTES: OffloadingGaugeMetadata("Bytes that the store may hold.", ("store",)),
+    }
+
+
+_HELP = {
+    Series.LOOKUPS: "Keys looked up in the shared store, by result.",
+    Series.LOADS: "Keys loaded from the shared store into host RAM, by result.",
+    Series.STORES: "Keys offered to the shared store, by result.",
+    Series.BYTES: "Bytes moved between host RAM and the shared store.",
+    Series.SECONDS: "Seconds that calls on the shared store took, summed over threads.",
+}

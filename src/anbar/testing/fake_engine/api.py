@@ -280,20 +280,39 @@ def _chat_prompt(body: Json, tokenizer: FakeTokenizer) -> tuple[tuple[str, ...],
     if body.get("continue_final_message") and body.get("add_generation_prompt", True):
         text = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         raise invalid(f"Value error, {text}", "body")
-    variables = dict(cast(Json, body.get("chat_template_kwargs") or {}))
-    if body.get("tools"):
-        variables["tools"] = body["tools"]
     try:
         text = tokenizer.chat_text(
             cast(list[Json], messages),
             add_generation_prompt=bool(body.get("add_generation_prompt", True)),
             continue_final_message=bool(body.get("continue_final_message")),
-            variables=variables,
+            variables=_template_variables(body),
         )
     except TemplateError as error:
         raise ApiError(str(error)) from error
     special = bool(body.get("add_special_tokens", False))
     return (text,), (tuple(tokenizer.encode(text, special=special)),)
+
+
+def _template_variables(body: Json) -> dict[str, object]:
+    """What a request gives the template beside its messages (`build_chat_params`)."""
+    asked = cast(Json, body.get("chat_template_kwargs") or {})
+    own: dict[str, object] = {
+        "documents": body.get("documents"),
+        "reasoning_effort": body.get("reasoning_effort"),
+    }
+    if own["reasoning_effort"] is not None and "enable_thinking" not in asked:
+        own["enable_thinking"] = own["reasoning_effort"] != "none"
+    if body.get("tools") is not None:
+        own["tools"] = [_tool(cast(Json, tool)) for tool in cast(list[object], body["tools"])]
+    return {**asked, **{name: value for name, value in own.items() if value is not None}}
+
+
+def _tool(tool: Json) -> Json:
+    """A tool as vLLM's model of it prints: known keys in order, null where not given."""
+    function = cast(Json, tool.get("function") or {})
+    shown = {name: function.get(name) for name in ("name", "description", "parameters")}
+    rare = {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
+    return {"type": "function", "function": {**shown, **rare}}
 
 
 def _completion_prompts(

@@ -148,9 +148,8 @@ class Service:
 
     def _models(self, _: HttpRequest) -> Json:
         config = self._state.config
-        return shapes.models(
-            config.models, config.loras, str(config.tokenizer), config.max_model_len, self._state.started_s
-        )
+        root = config.root or str(config.tokenizer)
+        return shapes.models(config.models, config.loras, root, config.max_model_len, self._state.started_s)
 
     def _event_sources(self, _: HttpRequest) -> Json:
         config = self._state.config

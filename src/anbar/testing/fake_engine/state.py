@@ -15,9 +15,12 @@ from anbar.testing.fake_engine.wire import EventFaults, Framing, Publisher
 
 @dataclass(frozen=True, slots=True)
 class FakeEngineConfig:
-    """What one fake engine is. `tokenizer` is the directory that `/v1/models` shows as the model's root."""
+    """What one fake engine is."""
 
     tokenizer: Path
+    """Directory of the tokenizer."""
+    root: str = ""
+    """The model's root in `/v1/models`; "": the tokenizer's directory, which a router can load itself."""
     models: tuple[str, ...] = ("fake-model",)
     loras: tuple[str, ...] = ()
     host: str = "127.0.0.1"

@@ -20,12 +20,14 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 
 CHATML = (
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>' + '\n' }}{% endif %}"
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking %}{{ '<think>\n' }}{% endif %}{% endif %}"
 )
-"""The template of SmolLM2 and many others, less its default system message."""
+"""The template of SmolLM2 and many others, less its default system message, plus tools and thinking."""
 
 # Enough that common English words take fewer tokens than bytes; Ġ is the byte-level alphabet's space.
 _MERGES = (
@@ -56,6 +58,10 @@ def write_tokenizer(directory: Path) -> Path:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(vocabulary)}))
     return directory
+
+
+_OPEN_END = "[the message goes on here] "
+"""Marks where a continued message ends, as `transformers` does; ends with a space on purpose."""
 
 
 class TemplateError(ValueError):
@@ -126,13 +132,16 @@ class FakeTokenizer:
         if not messages:
             raise TemplateError("list index out of range")
         flat = [_flatten(message) for message in messages]
+        if continue_final_message:
+            flat[-1]["content"] = f"{flat[-1].get('content') or ''}{_OPEN_END}"
         text = self._template.render(
             messages=flat, add_generation_prompt=add_generation_prompt, **dict(variables or {})
         )
         if not continue_final_message:
             return text
-        final = str(flat[-1].get("content") or "").strip()
-        return text[: text.rindex(final) + len(final)]
+        end = text.rindex(_OPEN_END.strip())
+        # A template that strips contents has stripped the mark's space, and would have the message's own.
+        return text[:end] if text.startswith(_OPEN_END, end) else text[:end].rstrip()
 
 
 def _flatten(message: Mapping[str, object]) -> dict[str, object]:

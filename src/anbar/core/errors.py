@@ -8,7 +8,7 @@ AnbarError
 │   └── UpstreamTimeout       no first byte within the limit
 ├── UpstreamBroken     an engine failed after its first byte
 ├── NoEngine           nothing can serve the request now: 503
-├── WireError          an engine's KV event message cannot be understood: names the part
+├── WireError          an engine's event or probe answer cannot be understood: names the part
 ├── StackError         a part of the stack did not start or died
 └── StoreError         a store could not be opened (calls on an open store report outcomes instead)
 """
@@ -67,7 +67,7 @@ class NoEngine(AnbarError):
 
 
 class WireError(AnbarError):
-    """A KV event message that cannot be understood; the text says which part."""
+    """A KV event or a probe's answer that cannot be understood; the text says which part."""
 
 
 class StackError(AnbarError):

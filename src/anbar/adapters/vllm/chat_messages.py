@@ -28,8 +28,6 @@ class Reason(Enum):
     """vLLM renders this family of models by code of its own, not by a template."""
     TRUNCATION = "truncation"
     """It asks for truncation relative to a context length that is not known here."""
-    ENGINE_ANSWER = "engine_answer"
-    """The engine was asked, and did not answer with token ids."""
 
 
 class Unreproducible(Exception):

@@ -12,6 +12,7 @@ import msgspec
 from anbar.adapters.vllm.chat_messages import Reason, Unreproducible, conversation
 from anbar.adapters.vllm.chat_template import ContentFormat
 from anbar.adapters.vllm.tokens import NotReproducible, single_prompt
+from anbar.core.errors import UpstreamBroken
 
 _SAME = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "tools")
 
@@ -52,12 +53,12 @@ def chat_request(body: Mapping[str, object]) -> dict[str, object] | NotReproduci
     return _without_nulls(request, body, _SAME)
 
 
-def token_ids(answer: bytes) -> list[int] | NotReproducible:
-    """The ids in the engine's answer `{"count", "max_model_len", "tokens"}`."""
+def token_ids(answer: bytes) -> list[int]:
+    """The ids in the engine's answer `{"count", "max_model_len", "tokens"}`; raises UpstreamBroken."""
     try:
         return msgspec.json.decode(answer, type=_Answer).tokens
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return NotReproducible(Reason.ENGINE_ANSWER, "/tokenize answered with something else than token ids")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UpstreamBroken("/tokenize answered with something else than token ids") from error
 
 
 class _Answer(msgspec.Struct):

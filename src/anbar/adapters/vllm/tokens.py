@@ -9,6 +9,7 @@ refuse, and its true length is known.
 
 import copy
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -295,7 +296,9 @@ def load_tokenizer(path: str | Path, options: TokenizerOptions | None = None) ->
 
     Raises ConfigError when there is none, or none that can be used without running code it ships.
     """
-    # transformers takes a second to import, and not every router needs it.
+    # transformers takes a second to import, and not every router needs it. It would warn that there is no
+    # torch, which is meant.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     try:

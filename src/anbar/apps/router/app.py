@@ -1,0 +1,194 @@
+"""The router as a whole: makes the parts, starts and stops them in order, and obeys signals."""
+
+import asyncio
+import errno
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from anbar.adapters.http.openai import ClientKv
+from anbar.adapters.http.server import HttpServer
+from anbar.adapters.telemetry import EventLog, RouterMetrics
+from anbar.adapters.telemetry.request_log import LineSink
+from anbar.apps.router.build import attach, attached, cache_setup, server_limits, upstream_limits
+from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
+from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.flow import Flow, FlowParts
+from anbar.apps.router.kv import KvFeed
+from anbar.apps.router.monitor import Monitor, MonitorParts
+from anbar.apps.router.prompts import Prompts
+from anbar.config.models import AnbarConfig
+from anbar.core.errors import StackError
+from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
+from anbar.route import PrefixIndex, make_policy
+
+TOKENIZER_THREADS = 2
+"""Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
+
+FORCED_EXIT = 1
+"""Exit code after a second signal: work was cut."""
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+class Router:
+    """One router. `environ` is where engines' API keys are looked up, `sink` takes the log.
+
+    Raises ConfigError when the configuration is not one for a router.
+    """
+
+    def __init__(self, config: AnbarConfig, environ: Mapping[str, str], sink: LineSink) -> None:
+        self._config = config
+        router = config.router
+        clock = SystemClock()
+        self._log = EventLog(sink, time.time)
+        self._metrics = RouterMetrics(CollectorRegistry(), self.look)
+        limits = upstream_limits(router)
+        self.fleet = Fleet([attach(e, limits, environ, self.emit) for e in config.engines])
+        self.index = PrefixIndex()
+        self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        prompts = Prompts(self._executor)
+        self._feed = KvFeed(self.fleet, self.index, self.emit, clock, time.time)
+        self._monitor = Monitor(
+            MonitorParts(
+                index=self.index,
+                feed=self._feed,
+                prompts=prompts,
+                executor=self._executor,
+                emit=self.emit,
+                cache=cache_setup(config),
+                interval_s=router.health_interval_s,
+            )
+        )
+        self.flow = Flow(
+            FlowParts(
+                fleet=self.fleet,
+                index=self.index,
+                policy=make_policy(router.policy.value, random.Random()),
+                prompts=prompts,
+                emit=self.emit,
+                clock=clock,
+                client_kv=ClientKv(router.client_kv_fields.value),
+            )
+        )
+        self.state = RouterState()
+        endpoints = Endpoints(
+            EndpointParts(self.flow, self.fleet, self.index, self.state, self._metrics.render, self.emit)
+        )
+        self._server = HttpServer(
+            endpoints.handle,
+            server_limits(router),
+            on_refusal=lambda refusal: self.emit(RequestMalformed(refusal.status)),
+        )
+
+    async def start(self) -> int:
+        """Listen and begin to watch the engines; returns the port. Raises StackError when that fails."""
+        host, port = self._config.router.host, self._config.router.port
+        try:
+            port = await self._server.start(host, port)
+        except OSError as error:
+            raise StackError(_cannot_listen(host, port, error)) from error
+        for engine, config in zip(self.fleet, self._config.engines, strict=True):
+            self._monitor.watch(engine, attached(config))
+        self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})
+        return port
+
+    async def drain(self) -> None:
+        """Accept nothing more and let what runs finish, for at most drain_timeout_s."""
+        self.state.life = Life.DRAINING
+        num_cut = await self._server.drain(self._config.router.drain_timeout_s)
+        self._log.line("drained", {"cut": num_cut})
+
+    async def stop(self) -> None:
+        """Stop everything at once; what still runs is cut."""
+        await self._server.stop()
+        await self.flow.stop()
+        await self._monitor.stop()
+        await self._feed.stop()
+        for engine in self.fleet:
+            engine.pool.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def emit(self, event: Event) -> None:
+        """Where all events go."""
+        self._metrics.on(event)
+        self._log.on(event)
+
+    def look(self) -> FleetGauges:
+        """The state of the router now."""
+        stats = self.index.stats()
+        return FleetGauges(
+            engines=tuple(_gauges(engine) for engine in self.fleet),
+            num_index_blocks=stats.num_blocks,
+            num_index_parked=stats.num_parked,
+            num_index_orphans=stats.num_orphans,
+            num_connections=len(self._server.connections),
+            draining=self.state.life is Life.DRAINING,
+        )
+
+
+def _gauges(engine: Engine) -> EngineGauges:
+    return EngineGauges(
+        engine=engine.id,
+        state=engine.health.state,
+        num_in_flight=engine.load.num_in_flight,
+        queued_prefill_tokens=engine.load.queued_prefill_tokens,
+        num_decoding=engine.load.num_decoding,
+        num_idle_connections=engine.pool.num_idle,
+        num_stale_connections=engine.pool.num_stale,
+        kv_connected=engine.kv.status.complete,
+        kv_seq=engine.kv.seq,
+        kv_lag_s=engine.kv.lag_s,
+    )
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use: stop what listens there, which "
+            f"`ss -ltnp 'sport = :{port}'` names, or choose another port with router.port or --port"
+        )
+    if error.errno == errno.EACCES:
+        return f"port {port} on {host} needs privileges: choose one above 1023 with router.port or --port"
+    reason = error.strerror or str(error)
+    return f"cannot listen on {host} port {port}: {reason}; check router.host and router.port"
+
+
+async def serve(router: Router, started: Callable[[int], None] = lambda port: None) -> int:
+    """Run until SIGTERM or SIGINT, then drain; a second signal ends at once. Returns the exit code."""
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        started(await router.start())
+        await signals.get()
+        draining = asyncio.ensure_future(router.drain())
+        again = asyncio.ensure_future(signals.get())
+        await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
+        forced = not draining.done()
+        for task in (draining, again):
+            task.cancel()
+        await asyncio.gather(draining, again, return_exceptions=True)
+        return FORCED_EXIT if forced else 0
+    finally:
+        await router.stop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def run(config: AnbarConfig, environ: Mapping[str, str], sink: LineSink) -> int:
+    """Run a router in this process; returns its exit code. Raises ConfigError or StackError."""
+    router = Router(config, environ, sink)
+    code: int = uvloop.run(serve(router))
+    return code

@@ -1,0 +1,97 @@
+"""From a configuration to values: engines, limits, keys. Complains about what a router cannot work with."""
+
+from collections.abc import Mapping
+
+from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
+from anbar.adapters.http.message import Header
+from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
+from anbar.apps.router.engine import Engine
+from anbar.apps.router.health import Health
+from anbar.apps.router.monitor import AttachedEngine, CacheSetup
+from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
+from anbar.config.render import store_settings
+from anbar.core.errors import ConfigError
+from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId
+from anbar.core.outcome import Emit, EngineStateChanged
+
+_KEY_CHARACTERS = frozenset(map(chr, range(33, 127)))
+
+
+def server_limits(router: RouterConfig) -> ServerLimits:
+    return ServerLimits(max_body_bytes=router.max_body_bytes, body_timeout_s=router.idle_timeout_s)
+
+
+def upstream_limits(router: RouterConfig) -> UpstreamLimits:
+    return UpstreamLimits(
+        connect_timeout_s=router.connect_timeout_s,
+        first_byte_timeout_s=router.first_byte_timeout_s,
+        idle_timeout_s=router.idle_timeout_s,
+    )
+
+
+def cache_setup(config: AnbarConfig) -> CacheSetup:
+    """What all engines of the file have in common."""
+    if config.cache.mode is CacheMode.NONE:
+        return CacheSetup()
+    if config.cache.mode is CacheMode.NATIVE:
+        return CacheSetup(config.cache.chunk_blocks)
+    store_id = store_settings(config.cache.store, config.state_dir)["id"]
+    return CacheSetup(config.cache.chunk_blocks, frozenset((f"anbar:{store_id}",)))
+
+
+def attach(engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, str], emit: Emit) -> Engine:
+    """An engine as the configuration has it, not looked at yet. Raises ConfigError."""
+    if engine.url is None:
+        raise ConfigError(
+            f"engines: {engine.name!r} has no `url`: the router attaches to engines that run already. "
+            "Give it the engine's `url`, or start engine and router together with `anbar up`."
+        )
+    engine_id = EngineId(engine.name)
+
+    def changed(before: EngineState, after: EngineState, reason: str) -> None:
+        emit(EngineStateChanged(engine_id, before, after, reason))
+
+    return Engine(
+        id=engine_id,
+        url=engine.url,
+        pool=UpstreamPool(parse_endpoint(engine.url), limits),
+        auth=_auth(engine, environ),
+        health=Health(changed),
+    )
+
+
+def attached(engine: EngineConfig) -> AttachedEngine:
+    return AttachedEngine(engine.events, engine.replay, engine.tokenizer)
+
+
+def _auth(engine: EngineConfig, environ: Mapping[str, str]) -> tuple[Header, ...]:
+    key = _key(engine, environ)
+    if key is None:
+        return ()
+    if not key or not _KEY_CHARACTERS.issuperset(key):
+        raise ConfigError(
+            f"engines: the API key of {engine.name!r} is empty or contains blanks, line breaks or characters "
+            "outside ASCII; allowed: one word"
+        )
+    return ((b"authorization", b"Bearer " + key.encode()),)
+
+
+def _key(engine: EngineConfig, environ: Mapping[str, str]) -> str | None:
+    if engine.api_key_env is not None:
+        key = environ.get(engine.api_key_env)
+        if key is None:
+            raise ConfigError(
+                f"engines: {engine.name!r} takes its API key from the environment variable "
+                f"{engine.api_key_env}, which is not set"
+            )
+        return key.strip()
+    if engine.api_key_file is not None:
+        try:
+            return engine.api_key_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"engines: the API key file of {engine.name!r}, {engine.api_key_file}, cannot be read: "
+                f"{type(error).__name__}"
+            ) from error
+    return None

@@ -1,0 +1,160 @@
+"""Which path does what. The routed endpoints start a flow; the others are answered at once from memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from anbar import __version__
+from anbar.adapters.http.message import Answer, error_answer, json_answer
+from anbar.adapters.http.openai import Endpoint
+from anbar.adapters.http.server import Exchange
+from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.flow import Flow
+from anbar.apps.router.headers import id_headers, request_id
+from anbar.core.errors import RequestError
+from anbar.core.fleet import EngineState
+from anbar.core.outcome import Emit, SupervisorCaught
+from anbar.route import PrefixIndex
+
+_METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+class Life(Enum):
+    """Whether the router takes on work."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class RouterState:
+    """What changes in a router's life; shared by the endpoints and the shutdown."""
+
+    life: Life = Life.SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointParts:
+    """What the endpoints answer from."""
+
+    flow: Flow
+    fleet: Fleet
+    index: PrefixIndex
+    state: RouterState
+    render_metrics: Callable[[], bytes]
+    emit: Emit
+
+
+class Endpoints:
+    """The handler of the HTTP server."""
+
+    def __init__(self, parts: EndpointParts) -> None:
+        self._parts = parts
+        self._routed = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
+        self._answered: dict[bytes, Callable[[Exchange], Answer]] = {
+            b"/v1/models": self._models,
+            b"/health": self._health,
+            b"/ready": self._ready,
+            b"/metrics": self._metrics,
+            b"/admin/engines": self._engines,
+            b"/version": self._version,
+        }
+
+    def handle(self, exchange: Exchange) -> None:
+        """Serve one exchange, now or in a task."""
+        request = exchange.request
+        path = request.path
+        routed = self._routed.get(path)
+        if routed is not None and request.method == b"POST":
+            self._parts.flow.start(exchange, routed)
+            return
+        try:
+            answer = self._answer(exchange, path, routed)
+        except RequestError as error:
+            answer = error_answer(error)
+        except Exception as error:  # noqa: BLE001 - the supervisor of a cold endpoint
+            self._parts.emit(SupervisorCaught("endpoint", type(error).__name__))
+            answer = error_answer(
+                RequestError("The router failed.", status=500, kind="server_error", code="internal_error")
+            )
+        ids = id_headers(request_id(request))
+        exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
+
+    def _answer(self, exchange: Exchange, path: bytes, routed: Endpoint | None) -> Answer:
+        answered = self._answered.get(path)
+        method = exchange.request.method
+        if answered is not None and method in (b"GET", b"HEAD"):
+            return answered(exchange)
+        if answered is None and routed is None:
+            shown = path[:200].decode("ascii", "replace")
+            raise RequestError(f"There is no {shown} here.", status=404, code="not_found")
+        allowed = b"POST" if routed is not None else b"GET, HEAD"
+        wrong = RequestError(
+            f"{method.decode()} is not allowed here, {allowed.decode()} is.",
+            status=405,
+            code="method_not_allowed",
+        )
+        return error_answer(wrong, ((b"allow", allowed),))
+
+    def _models(self, exchange: Exchange) -> Answer:
+        """All models of the ready engines, each once, as the first engine describes it."""
+        cards: dict[str, Mapping[str, object]] = {}
+        for engine in self._parts.fleet.ready():
+            cards = {**engine.facts.cards, **cards}
+        return json_answer(200, {"object": "list", "data": list(cards.values())})
+
+    def _health(self, exchange: Exchange) -> Answer:
+        return json_answer(200, {"status": "alive"})
+
+    def _ready(self, exchange: Exchange) -> Answer:
+        if self._parts.state.life is Life.DRAINING:
+            return json_answer(503, {"ready": False, "reason": "draining"})
+        ready = [engine.id for engine in self._parts.fleet.ready()]
+        if ready:
+            return json_answer(200, {"ready": True, "engines": ready})
+        states = [f"{e.id} is {e.health.state.value}: {e.health.reason}" for e in self._parts.fleet]
+        return json_answer(503, {"ready": False, "reason": "no engine is ready", "engines": states})
+
+    def _metrics(self, exchange: Exchange) -> Answer:
+        return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))
+
+    def _engines(self, exchange: Exchange) -> Answer:
+        if not exchange.request.peer_is_local:
+            raise RequestError("Only for clients on this machine.", status=403, code="local_only")
+        stats = self._parts.index.stats()
+        index = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
+        engines = [_describe(engine) for engine in self._parts.fleet]
+        return json_answer(200, {"engines": engines, "index": index})
+
+    def _version(self, exchange: Exchange) -> Answer:
+        return json_answer(200, {"version": __version__})
+
+
+def _describe(engine: Engine) -> dict[str, object]:
+    load, kv, cost = engine.load, engine.kv, engine.learner.cost
+    return {
+        "id": engine.id,
+        "url": engine.url,
+        "state": engine.health.state.value,
+        "reason": engine.health.reason,
+        "last_error": engine.health.last_error,
+        "models": sorted(engine.facts.names),
+        "version": engine.facts.version,
+        "max_model_len": engine.facts.max_model_len,
+        "block_size": engine.facts.block_size,
+        "tokenizer": engine.tokenizer_note,
+        "degraded": engine.degraded() if engine.health.state is EngineState.READY else "",
+        "in_flight": load.num_in_flight,
+        "queued_prefill_tokens": load.queued_prefill_tokens,
+        "decoding": load.num_decoding,
+        "prefill_s_per_token": cost.a_s_per_token,
+        "kv_events": {
+            "address": kv.address,
+            "connected": kv.status.connected,
+            "complete": kv.status.complete,
+            "last_sequence": kv.seq,
+            "lag_s": round(kv.lag_s, 6),
+            "gaps": kv.status.num_gaps,
+            "restarts": kv.status.num_restarts,
+        },
+    }

@@ -1,0 +1,135 @@
+"""What the router knows of its engines."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anbar.adapters.http.message import Header
+from anbar.adapters.http.upstream import UpstreamPool
+from anbar.adapters.vllm.kv_events import KvStreamStatus
+from anbar.adapters.vllm.probe import ServedModel
+from anbar.apps.router.health import Health
+from anbar.apps.router.load import EngineLoad
+from anbar.core.cost import PrefillCost
+from anbar.core.fleet import EngineState, EngineView
+from anbar.core.ids import EngineId
+from anbar.route import EngineProfile, PrefillLearner
+
+PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, overhead_s=0.005)
+"""10,000 tokens a second: between a laptop's CPU and a large GPU; a few requests correct it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine said of itself in its last good probe."""
+
+    models: tuple[ServedModel, ...] = ()
+    cards: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """By model: its entry in the engine's `/v1/models` as it is, for clients."""
+    version: str = ""
+    block_size: int = 0
+    """Tokens; 0: it does not say."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(model.name for model in self.models)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of context; 0 when it does not say."""
+        return max((model.max_model_len or 0 for model in self.models), default=0)
+
+    @property
+    def root(self) -> str:
+        """The identity of the weights."""
+        return next((model.root for model in self.models if model.parent is None), "")
+
+    def adapter(self, name: str) -> str | None:
+        """The LoRA adapter that the name means, if it is one."""
+        return next((m.name for m in self.models if m.name == name and m.parent is not None), None)
+
+
+@dataclass(slots=True)
+class KvFollowing:
+    """How far an engine's KV events were taken in."""
+
+    address: str = ""
+    """"": it publishes none that the router could follow."""
+    status: KvStreamStatus = field(default_factory=KvStreamStatus)
+    seq: int = -1
+    lag_s: float = 0.0
+    """Age of the last batch when it was taken in, by the engine's clock."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine, for as long as the router runs. The monitor and the requests keep it up to date."""
+
+    id: EngineId
+    url: str
+    pool: UpstreamPool
+    auth: tuple[Header, ...]
+    """The engine's own key, as a header."""
+    health: Health
+    load: EngineLoad = field(default_factory=EngineLoad)
+    learner: PrefillLearner = field(default_factory=lambda: PrefillLearner(PREFILL_PRIOR))
+    facts: EngineFacts = EngineFacts()
+    profile: EngineProfile | None = None
+    """What the prefix index was told of it; None before its first good probe, or when it has no cache."""
+    kv: KvFollowing = field(default_factory=KvFollowing)
+    tokenizer_note: str = ""
+    """Where its prompts are tokenized, or why they are not; for people."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.health.state is EngineState.READY
+
+    def view(self) -> EngineView:
+        """The frozen value that policies see."""
+        load = self.load
+        return EngineView(
+            id=self.id,
+            state=self.health.state,
+            models=self.facts.names,
+            block_size=self.facts.block_size,
+            max_model_len=self.facts.max_model_len,
+            prefill=self.learner.cost,
+            queued_prefill_tokens=load.queued_prefill_tokens,
+            num_decoding=load.num_decoding,
+            num_in_flight=load.num_in_flight,
+        )
+
+    def degraded(self) -> str:
+        """Why its cache cannot be predicted precisely now; "" when it can."""
+        if self.profile is None:
+            return "no_cache_facts"
+        if not self.kv.address:
+            return "no_kv_events"
+        if not self.kv.status.complete:
+            return "kv_events_incomplete"
+        return ""
+
+
+class Fleet:
+    """All engines, in the order of the configuration."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = {engine.id: engine for engine in engines}
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self._engines.values())
+
+    def __getitem__(self, engine: EngineId) -> Engine:
+        return self._engines[engine]
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def serving(self, model: str) -> list[Engine]:
+        """Engines that serve `model`, ready or not."""
+        return [engine for engine in self if model in engine.facts.names]
+
+    def ready(self) -> list[Engine]:
+        return [engine for engine in self if engine.is_ready]
+
+    def views(self) -> list[EngineView]:
+        return [engine.view() for engine in self]

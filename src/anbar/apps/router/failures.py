@@ -1,0 +1,30 @@
+"""The router's own 5xx answers, in OpenAI's error shape."""
+
+from collections.abc import Sequence
+
+from anbar.adapters.http.message import Answer, Header, error_answer
+from anbar.core.errors import NoEngine, RequestError, UpstreamError, UpstreamTimeout
+
+RETRY_AFTER_S = 1
+"""What clients are told when no engine is ready: the next probes come within a second."""
+
+
+def no_engine(error: NoEngine, headers: Sequence[Header]) -> Answer:
+    """503: nothing can serve this now."""
+    shape = RequestError(str(error), status=503, kind="service_unavailable", code="no_engine_ready")
+    return error_answer(shape, (*headers, (b"retry-after", b"%d" % RETRY_AFTER_S)))
+
+
+def upstream_failed(error: UpstreamError, headers: Sequence[Header]) -> Answer:
+    """502 or 504: every engine that was tried failed before the first byte of an answer."""
+    if isinstance(error, UpstreamTimeout):
+        shape = RequestError(str(error), status=504, kind="upstream_error", code="engine_timeout")
+    else:
+        shape = RequestError(str(error), status=502, kind="upstream_error", code="engine_unreachable")
+    return error_answer(shape, headers)
+
+
+def internal(headers: Sequence[Header]) -> Answer:
+    """500: a defect of the router. What happened is in its log, not in the answer."""
+    shape = RequestError("The router failed.", status=500, kind="server_error", code="internal_error")
+    return error_answer(shape, headers)

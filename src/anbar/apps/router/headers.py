@@ -1,0 +1,66 @@
+"""Which headers cross the router, and which it adds."""
+
+import re
+import uuid
+
+from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
+from anbar.core.ids import EngineId, RequestId
+
+_REQUEST_DROPPED = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"x-request-id",
+    b"authorization",
+    b"cookie",
+    b"x-api-key",
+    b"api-key",
+}
+"""Hop-by-hop, rewritten here, or a client's secrets: these end at the router."""
+
+_ANSWER_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
+_JSON_TYPE: Header = (b"content-type", b"application/json")
+
+
+def request_id(request: Request) -> RequestId:
+    """The client's `x-request-id` if it is one that can stand in a log line, else a new one."""
+    given = request.header(b"x-request-id")
+    if given is not None and _SANE_ID.fullmatch(given):
+        return RequestId(given.decode())
+    return RequestId(uuid.uuid4().hex)
+
+
+def id_headers(rid: RequestId) -> tuple[Header, Header]:
+    value = rid.encode()
+    return (b"x-request-id", value), (b"x-anbar-request-id", value)
+
+
+def forwarded(request: Request, rid: RequestId) -> bytes:
+    """Rendered header lines that every engine gets for this request."""
+    kept = end_to_end(request.headers, _REQUEST_DROPPED)
+    if request.header(b"content-type") is None:
+        kept.append(_JSON_TYPE)
+    kept.append((b"x-request-id", rid.encode()))
+    kept.append((b"content-length", b"%d" % len(request.body)))
+    return render_headers(kept)
+
+
+def answer_headers(
+    headers: list[Header],
+    rid: RequestId,
+    *,
+    engine: EngineId,
+    num_predicted: int,
+    policy: str,
+    degraded: str,
+) -> bytes:
+    """Rendered header lines of an engine's answer, with the router's own added."""
+    kept = end_to_end(headers, _ANSWER_DROPPED)
+    kept += id_headers(rid)
+    kept.append((b"x-anbar-engine", engine.encode()))
+    kept.append((b"x-anbar-cached-tokens-predicted", b"%d" % num_predicted))
+    kept.append((b"x-anbar-policy", policy.encode()))
+    if degraded:
+        kept.append((b"x-anbar-degraded", degraded.encode()))
+    return render_headers(kept)

@@ -1,0 +1,221 @@
+"""Finds out what engines are and whether they serve. Each has its own task: one that hangs delays none."""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from anbar.adapters.http.fetch import Fetched, fetch
+from anbar.adapters.vllm.probe import (
+    CacheFacts,
+    EventSource,
+    parse_event_sources,
+    parse_metrics,
+    parse_models,
+    parse_version,
+)
+from anbar.adapters.vllm.tokens import TokenizerOptions, load_tokenizer
+from anbar.apps.router.engine import Engine, EngineFacts
+from anbar.apps.router.kv import KvFeed
+from anbar.apps.router.prompts import Prompts
+from anbar.core.errors import ConfigError, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
+from anbar.core.fleet import EngineState
+from anbar.core.outcome import Emit, SupervisorCaught
+from anbar.route import EngineProfile, PrefixIndex
+
+PROBE_TIMEOUT_S = 5.0
+"""For each page. An engine answers its pages in milliseconds, but not while it tokenizes a megabyte."""
+
+FIRST_REPLAY_S = 3.0
+"""How long a new engine waits for the replay of its events before it gets requests: until then its cache
+would be taken for empty."""
+
+_SEEDED_HASHES = "sha256"
+"""Hash functions of vLLM whose seed is fixed, so that equal content has equal hashes on all engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedEngine:
+    """What the configuration says of an engine beyond its address."""
+
+    events: str | None = None
+    replay: str | None = None
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSetup:
+    """What the configuration says of the engines' offloading; equal for all of them."""
+
+    chunk_blocks: int = 0
+    """Device blocks in one offloaded chunk; 0: none are offloaded."""
+    stores: frozenset[str] = frozenset()
+    """Owners, as events name them, of the shared stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorParts:
+    """What the monitor works with."""
+
+    index: PrefixIndex
+    feed: KvFeed
+    prompts: Prompts
+    executor: Executor
+    emit: Emit
+    cache: CacheSetup
+    interval_s: float
+
+
+class Monitor:
+    """Watches engines until stopped."""
+
+    def __init__(self, parts: MonitorParts) -> None:
+        self._parts = parts
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def watch(self, engine: Engine, attached: AttachedEngine) -> None:
+        """Begin to watch an engine, in a task of the running loop."""
+        task = asyncio.get_running_loop().create_task(self._watch(engine, attached))
+        self._tasks.append(task)
+
+    async def stop(self) -> None:
+        """End all tasks."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _watch(self, engine: Engine, attached: AttachedEngine) -> None:
+        while True:
+            try:
+                await self._probe(engine, attached)
+                engine.health.probe_succeeded()
+            except UpstreamTimeout as error:
+                engine.health.probe_was_late(str(error))
+            except UpstreamUnreachable as error:
+                engine.health.connection_failed(str(error))
+            except (WireError, _Refused) as error:
+                engine.health.probe_was_late(str(error))
+            except Exception as error:  # noqa: BLE001 - the supervisor of the probes of one engine
+                self._parts.emit(SupervisorCaught("probe", type(error).__name__))
+                engine.health.probe_was_late(f"the probe failed ({type(error).__name__})")
+            await asyncio.sleep(self._parts.interval_s)
+
+    async def _probe(self, engine: Engine, attached: AttachedEngine) -> None:
+        """One look; raises what is wrong. An engine that was not ready is asked for everything anew, since
+        another one may have taken its place."""
+        await _page(engine, "/health")
+        page = await _page(engine, "/v1/models")
+        models = parse_models(page)
+        if not models:
+            raise WireError("/v1/models: lists no model")
+        before = engine.facts
+        engine.facts = EngineFacts(models, _cards(page), before.version, before.block_size)
+        if not engine.is_ready:
+            await self._admit(engine, attached)
+        elif before.names != engine.facts.names:
+            await self._tokenizer(engine, attached)
+
+    async def _admit(self, engine: Engine, attached: AttachedEngine) -> None:
+        cache = parse_metrics(await _page(engine, "/metrics")).cache
+        version = parse_version(await _page(engine, "/version"))
+        block_size = cache.block_size if cache is not None else 0
+        engine.facts = EngineFacts(engine.facts.models, engine.facts.cards, version, block_size)
+        await self._tokenizer(engine, attached)
+        engine.profile = _profile(engine.facts, cache, self._parts.cache)
+        if engine.profile is None:
+            self._parts.index.detach(engine.id)
+            return
+        self._parts.index.attach(engine.id, engine.profile)
+        source = await _source(engine, attached)
+        if source is None:
+            return
+        await self._parts.feed.follow(engine, source.events, source.replay)
+        if source.replay is not None and engine.health.state is EngineState.STARTING:
+            await _first_replay(engine)
+
+    async def _tokenizer(self, engine: Engine, attached: AttachedEngine) -> None:
+        """Load the tokenizer if there is one on this machine; else the engine's own will be asked."""
+        path = attached.tokenizer or _local(engine.facts.root)
+        if path is None:
+            engine.tokenizer_note = "the engine's /tokenize: its model is not on this machine"
+            return
+        options = TokenizerOptions(max_model_len=engine.facts.max_model_len or None)
+        loop = asyncio.get_running_loop()
+        try:
+            tokenizer = await loop.run_in_executor(self._parts.executor, load_tokenizer, path, options)
+        except ConfigError as error:
+            engine.tokenizer_note = f"the engine's /tokenize: {error}"
+            return
+        engine.tokenizer_note = path
+        for name in engine.facts.names:
+            self._parts.prompts.use(name, tokenizer)
+
+
+class _Refused(Exception):
+    """A page answered with an error status."""
+
+
+async def _fetch(engine: Engine, path: str) -> Fetched:
+    return await fetch(engine.pool, path, headers=engine.auth, timeout_s=PROBE_TIMEOUT_S)
+
+
+async def _page(engine: Engine, path: str) -> bytes:
+    reply = await _fetch(engine, path)
+    if reply.status == 401:
+        raise _Refused(f"{path} answered 401: set api_key_env or api_key_file of this engine")
+    if reply.status != 200:
+        raise _Refused(f"{path} answered {reply.status}")
+    return reply.body
+
+
+def _local(root: str) -> str | None:
+    """The model's own directory, when the engine loaded it from one that this machine has too."""
+    return root if Path(root).is_absolute() and Path(root).is_dir() else None
+
+
+def _cards(page: bytes) -> Mapping[str, Mapping[str, object]]:
+    """The entries of a page that `parse_models` has accepted."""
+    return {card["id"]: card for card in msgspec.json.decode(page)["data"]}
+
+
+def _profile(facts: EngineFacts, cache: CacheFacts | None, setup: CacheSetup) -> EngineProfile | None:
+    """What the index must know; None when there is no prefix cache to predict."""
+    if cache is None or not cache.prefix_caching:
+        return None
+    fingerprint = ""
+    if cache.hash_algorithm.startswith(_SEEDED_HASHES):
+        fingerprint = f"vllm-{facts.version}/{cache.hash_algorithm}/{setup.chunk_blocks}"
+    return EngineProfile(
+        model=facts.root,
+        block_size=cache.block_size,
+        chunk_blocks=setup.chunk_blocks,
+        fingerprint=fingerprint,
+        stores=setup.stores,
+    )
+
+
+async def _source(engine: Engine, attached: AttachedEngine) -> EventSource | None:
+    """Where the engine publishes. With several data-parallel ranks nothing is followed: which of their caches
+    a request will meet is the engine's choice."""
+    if attached.events is not None:
+        return EventSource(0, attached.events, attached.replay)
+    try:
+        reply = await _fetch(engine, "/kv_event_sources")
+        if reply.status != 200:
+            return None
+        sources = parse_event_sources(reply.body, engine.pool.endpoint.host)
+    except (UpstreamError, WireError):
+        return None
+    return sources[0] if len(sources) == 1 else None
+
+
+async def _first_replay(engine: Engine) -> None:
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + FIRST_REPLAY_S
+    # Polled: this happens once in an engine's life, and the stream's status is a plain value.
+    while not engine.kv.status.complete and loop.time() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)

@@ -1,0 +1,83 @@
+"""From requests to token ids, off the event loop: by a tokenizer of ours, or by asking the engine."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import msgspec
+
+from anbar.adapters.http.fetch import fetch
+from anbar.adapters.http.openai import ApiRequest, Endpoint
+from anbar.adapters.vllm.remote_tokens import chat_request, completion_request, token_ids
+from anbar.adapters.vllm.tokens import NotReproducible, Tokenizer
+from anbar.apps.router.engine import Engine
+from anbar.core.errors import UpstreamError
+
+MAX_BYTES_PER_TOKEN = 256
+"""No token of a real vocabulary is longer. A prompt with more bytes than the context could hold even so is
+not tokenized here, which would take a second per megabyte: the engine refuses it by its length in
+characters."""
+
+REMOTE_TIMEOUT_S = 2.0
+"""How long a request waits for an engine's /tokenize before it is routed by load alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ids of a prompt; none, with a `note` why, when they could not be had."""
+
+    ids: tuple[int, ...]
+    note: str
+
+
+class Prompts:
+    """Tokenizes with the tokenizers it was given, on the threads of `executor`."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._tokenizers: dict[str, Tokenizer] = {}
+
+    def use(self, model: str, tokenizer: Tokenizer) -> None:
+        """Tokenize prompts for `model` with `tokenizer` from now on."""
+        self._tokenizers[model] = tokenizer
+
+    async def tokens(self, api: ApiRequest, num_bytes: int, serving: Sequence[Engine]) -> Tokens:
+        """The ids that the engines in `serving` will compute; `num_bytes` is the size of the body."""
+        longest = max(engine.facts.max_model_len for engine in serving)
+        if num_bytes > MAX_BYTES_PER_TOKEN * longest:
+            return Tokens((), "prompt_too_long")
+        tokenizer = self._tokenizers.get(api.model)
+        if tokenizer is None:
+            return await self._ask(api, serving)
+        compute = tokenizer.chat if api.endpoint is Endpoint.CHAT else tokenizer.completion
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._executor, compute, api.body)
+        return _tokens(found)
+
+    async def _ask(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
+        """Let a ready engine tokenize."""
+        engine = next((engine for engine in serving if engine.is_ready), None)
+        if engine is None:
+            return Tokens((), "no_tokenizer")
+        request = chat_request(api.body) if api.endpoint is Endpoint.CHAT else completion_request(api.body)
+        if not isinstance(request, dict):
+            return _tokens(request)
+        try:
+            return _tokens(await _tokenize(engine, request))
+        except UpstreamError:
+            return Tokens((), "tokenize_failed")
+
+
+async def _tokenize(engine: Engine, request: Mapping[str, object]) -> list[int] | NotReproducible:
+    body = msgspec.json.encode(request)
+    reply = await fetch(engine.pool, "/tokenize", headers=engine.auth, body=body, timeout_s=REMOTE_TIMEOUT_S)
+    if reply.status != 200:
+        raise UpstreamError(f"/tokenize answered {reply.status}")
+    return token_ids(reply.body)
+
+
+def _tokens(found: list[int] | NotReproducible) -> Tokens:
+    if isinstance(found, NotReproducible):
+        return Tokens((), found.reason.value)
+    return Tokens(tuple(found), "")

@@ -1,0 +1,85 @@
+"""Carries one answer from an engine to a client, byte for byte, and takes note of its timing."""
+
+import asyncio
+
+from anbar.adapters.http.message import error_body
+from anbar.adapters.http.server import Exchange
+from anbar.adapters.http.upstream import Reply
+from anbar.adapters.http.usage import Tail
+from anbar.core.clock import Clock
+from anbar.core.errors import UpstreamBroken
+
+_EVENT_END = b"\n\n"
+
+
+class Relay:
+    """The sink of an engine's body. `done` resolves to True at its end, to False if the engine failed.
+
+    A stream that fails ends with an error event and without `data: [DONE]`; its HTTP message is complete, so
+    that no client library throws away the event with the connection. Any other body that fails is cut.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_events",
+        "_exchange",
+        "_first_s",
+        "_last_s",
+        "done",
+        "max_gap_s",
+        "num_chunks",
+        "tail",
+    )
+
+    def __init__(self, exchange: Exchange, clock: Clock, is_event_stream: bool) -> None:
+        self._exchange = exchange
+        self._clock = clock
+        self._events = is_event_stream
+        self._first_s = 0.0
+        self._last_s = 0.0
+        self.num_chunks = 0
+        self.max_gap_s = 0.0
+        self.tail = Tail()
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    @property
+    def mean_gap_s(self) -> float:
+        return (self._last_s - self._first_s) / (self.num_chunks - 1) if self.num_chunks > 1 else 0.0
+
+    def attach(self, reply: Reply) -> None:
+        """Start: from now on the client's pace is the engine's."""
+        self._exchange.on_pause = reply.pause
+        self._exchange.on_resume = reply.resume
+        reply.pump(self)
+        if self._exchange.paused:
+            reply.pause()
+
+    def body(self, data: bytes) -> None:
+        self._exchange.write(data)
+        now_s = self._clock.now_s()
+        if self.num_chunks:
+            gap_s = now_s - self._last_s
+            self.max_gap_s = max(self.max_gap_s, gap_s)
+        else:
+            self._first_s = now_s
+        self._last_s = now_s
+        self.num_chunks += 1
+        self.tail.add(data)
+
+    def ended(self) -> None:
+        self._exchange.end()
+        self._finish(True)
+
+    def broke(self, error: UpstreamBroken) -> None:
+        if self._events:
+            event = b"data: " + error_body(str(error), "upstream_error", "engine_failed") + _EVENT_END
+            self._exchange.write(event if self.tail.bytes().endswith(_EVENT_END) else _EVENT_END + event)
+            self._exchange.closing = True
+            self._exchange.end()
+        else:
+            self._exchange.cut()
+        self._finish(False)
+
+    def _finish(self, whole: bool) -> None:
+        if not self.done.done():
+            self.done.set_result(whole)

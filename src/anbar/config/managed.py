@@ -42,6 +42,7 @@ MANAGED_ARGS: Mapping[str, str] = {
 MANAGED_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "use launch.kv_cache_bytes",
     "VLLM_RPC_BASE_PATH": "Anbar keeps the engines' sockets where it can remove them",
+    "TMPDIR": "set it for `anbar up` as a whole",
     "VLLM_PORT": "use launch.port",
     "VLLM_API_KEY": _LOCAL,
     "VLLM_USE_SIMPLE_KV_OFFLOAD": f"use {_CACHE}",

@@ -43,7 +43,7 @@ class EngineSlot:
     """Everything about one engine that is not in its configuration.
 
     `model` is a directory or a hub name, `device` and `dtype` are never AUTO on a cpu; `events` and `replay`
-    are addresses below `socket_dir`; `region` names its host memory (`/dev/shm/vllm_offload_<region>.mmap`);
+    are sockets in `scratch_dir`; `region` names its host memory (`/dev/shm/vllm_offload_<region>.mmap`);
     `threads` are the CPU ids of each worker (cpu), `gpus` the devices of the engine (cuda; empty: all).
     """
 
@@ -53,18 +53,18 @@ class EngineSlot:
     device: Device
     dtype: Dtype
     port: int
-    socket_dir: Path
+    scratch_dir: Path
     region: str
     threads: tuple[tuple[int, ...], ...] = ()
     gpus: tuple[str, ...] = ()
 
     @property
     def events(self) -> str:
-        return f"ipc://{self.socket_dir}/{self.id}.kv"
+        return f"ipc://{self.scratch_dir}/{self.id}.kv"
 
     @property
     def replay(self) -> str:
-        return f"ipc://{self.socket_dir}/{self.id}.replay"
+        return f"ipc://{self.scratch_dir}/{self.id}.replay"
 
     @property
     def url(self) -> str:
@@ -201,7 +201,8 @@ def _transfer(cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]) ->
 
 
 def _env(slot: EngineSlot) -> dict[str, str]:
-    env = {**_QUIET_ENV, "VLLM_RPC_BASE_PATH": str(slot.socket_dir)}
+    # vLLM leaves sockets and files in its temporary directory: they go where the stack removes them.
+    env = {**_QUIET_ENV, "TMPDIR": str(slot.scratch_dir), "VLLM_RPC_BASE_PATH": str(slot.scratch_dir)}
     if slot.model.startswith("/"):
         env["HF_HUB_OFFLINE"] = "1"
     if slot.device is Device.CPU:

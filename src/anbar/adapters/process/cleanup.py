@@ -7,8 +7,10 @@ when a guard was killed too.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,6 +23,9 @@ GRACE_S = 15.0
 """What guards need to end their engines after their launcher died: their grace and what the rest gets."""
 
 _POLL_S = 0.1
+_SCRATCH_PREFIX = "anbar-"
+_MAX_ROOT_BYTES = 30
+"""Leaves room in 107 bytes for the directory's own name, an engine's id of 51 and a suffix."""
 
 
 def clean_stale(state: StackState, *, grace_s: float = GRACE_S) -> list[str]:
@@ -41,24 +46,34 @@ def clean_stale(state: StackState, *, grace_s: float = GRACE_S) -> list[str]:
         done += [f"removed /dev/shm/{name} of {part.name}" for name in removed]
         with contextlib.suppress(FileNotFoundError):
             Path(part.record).unlink()
-    if remove_socket_dir(Path(state.socket_dir)):
-        done.append(f"removed {state.socket_dir}")
+    if remove_scratch_dir(Path(state.scratch_dir)):
+        done.append(f"removed {state.scratch_dir}")
     return done
 
 
-def remove_socket_dir(path: Path) -> bool:
-    """Remove a directory of sockets that Anbar made: ours, private, and with nothing else in it."""
+def make_scratch_dir() -> Path:
+    """A new private directory for the sockets and temporary files of one life of a stack.
+
+    Not below the state directory: a socket's path may have 107 bytes at most (Linux, unix(7)), and state
+    directories may be deep. Falls back to /tmp when even TMPDIR is deep.
+    """
+    root = tempfile.gettempdir()
+    if len(root.encode()) > _MAX_ROOT_BYTES:
+        root = "/tmp"
+    return Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=root))
+
+
+def remove_scratch_dir(path: Path) -> bool:
+    """Remove a directory that `make_scratch_dir` made: named so, ours, private, not a link elsewhere."""
     try:
         info = path.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-            return False
-        for entry in path.iterdir():
-            if stat.S_ISSOCK(entry.lstat().st_mode):
-                entry.unlink()
-        path.rmdir()
     except OSError:
         return False
-    return True
+    private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    if not private or not path.name.startswith(_SCRATCH_PREFIX):
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
 
 
 def _read_record(path: Path) -> tuple[set[ProcessId], set[str]]:

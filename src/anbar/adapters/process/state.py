@@ -29,11 +29,12 @@ class PartState:
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """A running stack. `boot` tells apart the pids of different boots of the machine."""
+    """A running stack. `boot` tells apart the pids of different boots of the machine; `scratch_dir` holds the
+    sockets and temporary files of its parts."""
 
     launcher: ProcessId
     boot: str
-    socket_dir: str
+    scratch_dir: str
     endpoint: str
     parts: tuple[PartState, ...] = field(default=())
 
@@ -67,7 +68,7 @@ def write_state(path: Path, state: StackState) -> None:
         "version": _VERSION,
         "launcher": list(state.launcher),
         "boot": state.boot,
-        "socket_dir": state.socket_dir,
+        "scratch_dir": state.scratch_dir,
         "endpoint": state.endpoint,
         "parts": parts,
     }
@@ -100,7 +101,7 @@ def read_state(path: Path) -> StackState | None:
         return StackState(
             launcher=ProcessId(*data["launcher"]),
             boot=data["boot"],
-            socket_dir=data["socket_dir"],
+            scratch_dir=data["scratch_dir"],
             endpoint=data["endpoint"],
             parts=parts,
         )

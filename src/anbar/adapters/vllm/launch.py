@@ -1,0 +1,73 @@
+"""Watching a vLLM engine start: how far it is, by its log, and whether it serves, by its /health."""
+
+import asyncio
+import http.client
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_PHASES: Sequence[tuple[str, str]] = (
+    ("Resolved architecture", "reading the model's configuration"),
+    ("Initializing a V1 LLM engine", "starting the engine core"),
+    ("Starting to load model", "loading weights"),
+    ("Loading weights took", "weights are loaded"),
+    ("Dynamo bytecode transform", "compiling"),
+    ("KV cache size:", "allocating the KV cache"),
+    ("Capturing CUDA graphs", "capturing CUDA graphs"),
+    ("init engine (profile", "starting the API server"),
+    ("Application startup complete", "answering"),
+)
+"""A piece of a line in vLLM 0.32's log, and what it means. Only for progress: a line that is worded otherwise
+in another release costs a word on the screen, nothing else."""
+
+_MAX_READ = 1 << 20
+FIRST_PHASE = "starting Python"
+
+
+class StartProgress:
+    """Reads a growing log and tells the latest phase."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._offset = 0
+        self._phase = FIRST_PHASE
+        self._rest = b""
+
+    def phase(self) -> str:
+        """The phase after all that was logged so far; cheap when nothing was added."""
+        try:
+            with self._log.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset, self._rest = 0, b""
+                file.seek(self._offset)
+                data = self._rest + file.read(_MAX_READ)
+                self._offset = file.tell()
+        except OSError:
+            return self._phase
+        *lines, self._rest = data.split(b"\n")
+        for line in lines:
+            self._phase = phase_of(line.decode(errors="replace")) or self._phase
+        return self._phase
+
+
+def phase_of(line: str) -> str | None:
+    """What a line of vLLM's log says about its start; None for most lines."""
+    return next((phase for piece, phase in _PHASES if piece in line), None)
+
+
+async def answers(url: str, path: str = "/health", timeout_s: float = 2.0) -> bool:
+    """Whether GET `url``path` answers 200 in time."""
+    return await asyncio.to_thread(_get, url, path, timeout_s)
+
+
+def _get(url: str, path: str, timeout_s: float) -> bool:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}{path}")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

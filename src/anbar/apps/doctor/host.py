@@ -1,0 +1,154 @@
+"""Checks of this machine: instructions, cores, memory, shared memory, ports, directories."""
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from anbar.apps.doctor.finding import Finding, fail, ok, warn
+from anbar.apps.machine import Machine
+from anbar.apps.stack.placement import Slots
+from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig
+from anbar.config.render import CPU_KV_BYTES, EngineSlot
+from anbar.config.sizes import format_size
+
+_PROCESS_BYTES = 3 * 1024**3
+"""Memory of one CPU engine's processes without weights and caches: measured 2.6 GiB, with some room."""
+_SHM_PER_WORKER = 64 * 1024**2
+"""vLLM's message rings and semaphores in /dev/shm."""
+_MIN_DISK = 2 * 1024**3
+
+
+def check_python() -> Finding:
+    """Anbar itself runs from 3.11 on; this can only tell of the interpreter that runs it."""
+    return ok("python", f"{platform.python_version()} at {sys.executable}")
+
+
+def check_cpu(machine: Machine, slots: Slots) -> Iterator[Finding]:
+    """Instructions that vLLM's CPU kernels need or profit from, and cores for all workers."""
+    cpu_slots = [slot for group in slots.values() for slot in group if slot.device is Device.CPU]
+    if not cpu_slots:
+        return
+    if platform.machine() == "x86_64":
+        if "avx2" not in machine.flags:
+            yield fail(
+                "cpu", "no AVX2", "vLLM's CPU kernels need AVX2: use another machine, or attach by `url`"
+            )
+            return
+        known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+        yield ok("cpu", ", ".join(flag for flag in known if flag in machine.flags))
+    num_workers = sum(len(slot.threads) for slot in cpu_slots)
+    cores = len(machine.cores)
+    if num_workers > cores:
+        fix = "lower launch.count or launch.tensor_parallel"
+        yield warn("cores", f"{num_workers} workers share {cores} cores: slow", fix)
+    else:
+        yield ok("cores", f"{cores} for {num_workers} workers")
+
+
+def memory_need(launch: LaunchConfig, slot: EngineSlot, config: AnbarConfig, weights: int) -> int:
+    """Bytes of main memory that one engine takes; on a GPU only the host tier counts here."""
+    tier = config.cache.host_bytes if config.cache.mode is not CacheMode.NONE else 0
+    if slot.device is not Device.CPU:
+        return tier
+    kv = launch.kv_cache_bytes if launch.kv_cache_bytes is not None else CPU_KV_BYTES
+    return _PROCESS_BYTES + weights + kv * launch.tensor_parallel + tier
+
+
+def check_memory(machine: Machine, need: int) -> Finding:
+    """`need` bytes in all against what is free."""
+    if need > machine.free_memory:
+        return fail(
+            "memory",
+            f"the engines need about {format_size(need)}, {format_size(machine.free_memory)} are free",
+            "lower launch.count, cache.host_bytes or launch.kv_cache_bytes, or free memory",
+        )
+    return ok("memory", f"about {format_size(need)} of {format_size(machine.free_memory)} free")
+
+
+def check_shm(machine: Machine, config: AnbarConfig, slots: Slots) -> Finding:
+    """/dev/shm holds every engine's host tier and vLLM's message rings."""
+    engines = [slot for group in slots.values() for slot in group]
+    tier = config.cache.host_bytes if config.cache.mode is not CacheMode.NONE else 0
+    workers = sum(max(len(slot.threads), len(slot.gpus), 1) for slot in engines)
+    need = len(engines) * tier + workers * _SHM_PER_WORKER
+    if need <= machine.shm_free:
+        return ok("/dev/shm", f"needs {format_size(need)} of {format_size(machine.shm_free)} free")
+    free = f"{format_size(machine.shm_free)} of {format_size(machine.shm_total)} are free"
+    return fail(
+        "/dev/shm",
+        f"needs {format_size(need)}, {free}",
+        f"lower cache.host_bytes, or enlarge it: mount -o remount,size={-(-need // 1024**3)}G /dev/shm; "
+        "docker run --shm-size; in Kubernetes an emptyDir with medium: Memory on /dev/shm",
+    )
+
+
+def check_ports(wanted: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
+    """`wanted`: (who, host, port). Free means that it can be bound now."""
+    for who, host, port in wanted:
+        problem = _bind_problem(host, port)
+        if problem is None:
+            continue
+        pid = _holder(port)
+        holder = f" by process {pid}" if pid is not None else ""
+        key = "router.port" if who == "router" else "launch.port"
+        fix = f"stop it, or choose another {key}"
+        yield fail("port", f"{host}:{port} for {who} cannot be used: {problem}{holder}", fix)
+    if wanted and all(_bind_problem(host, port) is None for _, host, port in wanted):
+        yield ok("ports", ", ".join(f"{port} ({who})" for who, _, port in wanted) + " are free")
+
+
+def _bind_problem(host: str, port: int) -> str | None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        return f"the address {host} is not known ({error.strerror})"
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except PermissionError:
+            return "ports below 1024 need privileges"
+        except OSError as error:
+            return "it is taken" if error.errno == 98 else str(error.strerror)
+    return None
+
+
+def _holder(port: int) -> int | None:
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            address = connection.laddr
+            if connection.status == psutil.CONN_LISTEN and address and address.port == port:
+                return connection.pid
+    except psutil.Error:
+        return None
+    return None
+
+
+def check_directory(topic: str, path: Path, *, key: str) -> Finding:
+    """Can be made and written; has some room."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return fail(topic, f"{place} is not a directory", f"choose another {key}")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return fail(
+            topic, f"{place} cannot be written: {error.strerror}", f"choose another {key}, or chown it"
+        )
+    if path == place and path.stat().st_uid != os.getuid():
+        return warn(topic, f"{path} belongs to another user", f"choose another {key}")
+    free = shutil.disk_usage(place).free
+    if free < _MIN_DISK:
+        return warn(topic, f"{path}: {format_size(free)} free", f"free some disk, or choose another {key}")
+    return ok(topic, f"{path}, {format_size(free)} free")

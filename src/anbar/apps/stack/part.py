@@ -1,0 +1,116 @@
+"""One part of a stack, an engine or the router: started, watched, started again, stopped."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
+from anbar.adapters.process.state import PartState
+from anbar.adapters.vllm.launch import StartProgress, answers
+from anbar.apps.stack.reporter import Reporter
+from anbar.config.models import Restart
+from anbar.core.errors import StackError
+
+_POLL_S = 0.25
+_REPORT_S = 1.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_STEADY_S = 300.0
+"""A part that served this long starts again without a pause of history."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """What a part is. It is ready when GET `url``ready_path` answers 200. `shm` are its names in /dev/shm."""
+
+    child: ChildSpec
+    url: str
+    ready_path: str
+    ready_timeout_s: float
+    restart: Restart
+    shm: tuple[str, ...] = ()
+
+
+class Part:
+    """Lives through several lives of its process. `on_change` is called after each start."""
+
+    def __init__(self, spec: PartSpec, reporter: Reporter, on_change: Callable[[], None]) -> None:
+        self.spec = spec
+        self._reporter = reporter
+        self._on_change = on_change
+        self._process: GuardedProcess | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.child.name
+
+    def state(self) -> PartState | None:
+        """For the state file; None before the first start."""
+        if self._process is None:
+            return None
+        child = self.spec.child
+        guard = self._process.guard
+        return PartState(child.name, guard, str(child.record), str(child.log), self.spec.url, self.spec.shm)
+
+    async def start(self) -> None:
+        """Start and wait until it serves. Raises StackError with the end of its log when it does not."""
+        begin = time.monotonic()
+        process = GuardedProcess(self.spec.child)
+        await process.start()
+        self._process = process
+        self._on_change()
+        await self._until_ready(process, begin)
+        self._reporter.ready(self.name, time.monotonic() - begin)
+
+    async def _until_ready(self, process: GuardedProcess, begin: float) -> None:
+        progress = StartProgress(self.spec.child.log)
+        reported = -_REPORT_S
+        while True:
+            if not process.is_running:
+                raise StackError(self._failure(process, f"ended with status {await process.wait()}"))
+            if await answers(self.spec.url, self.spec.ready_path):
+                return
+            elapsed = time.monotonic() - begin
+            if elapsed > self.spec.ready_timeout_s:
+                await process.stop()
+                raise StackError(self._failure(process, f"was not ready after {elapsed:.0f} s"))
+            if elapsed - reported >= _REPORT_S:
+                reported = elapsed
+                self._reporter.phase(self.name, progress.phase(), elapsed)
+            await asyncio.sleep(_POLL_S)
+
+    def _failure(self, process: GuardedProcess, what: str) -> str:
+        tail = "\n".join(f"  | {line}" for line in process.log_tail().splitlines())
+        return f"{self.name} {what} while starting; the end of {self.spec.child.log}:\n{tail}"
+
+    async def watch(self) -> None:
+        """Keep it running. Returns when it ended and may not be started again."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            assert self._process is not None, "watch before start"
+            begin = time.monotonic()
+            status = await self._process.wait()
+            died = f"{self.name} ended with status {status}; its log: {self.spec.child.log}"
+            if self.spec.restart is Restart.NEVER:
+                self._reporter.warn(f"{died}; it is not started again (restart: never)")
+                return
+            if time.monotonic() - begin > _STEADY_S:
+                pause = _FIRST_PAUSE_S
+            self._reporter.warn(f"{died}; starting it again in {pause:.0f} s")
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE_S, 2 * pause)
+            try:
+                await self.start()
+            except StackError as error:
+                self._reporter.warn(str(error))
+
+    def stop_now(self) -> None:
+        """SIGKILL for all of its processes; `stop` still waits for their end."""
+        if self._process is not None:
+            self._process.signal_stop()
+
+    async def stop(self) -> None:
+        """Stop and wait until nothing of it is left."""
+        if self._process is not None:
+            await self._process.stop()

@@ -1,0 +1,184 @@
+"""`anbar up`: clean, check, prepare, start, run, stop."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from anbar.adapters.process.cleanup import clean_stale, make_scratch_dir, remove_scratch_dir
+from anbar.adapters.process.proc import is_alive
+from anbar.adapters.process.state import (
+    StackState,
+    StateLock,
+    current_boot,
+    read_state,
+    self_id,
+    write_state,
+)
+from anbar.apps.doctor.finding import Level
+from anbar.apps.doctor.host import check_directory, check_ports
+from anbar.apps.doctor.run import check_slots
+from anbar.apps.interpreter import Interpreter, choose, inspect
+from anbar.apps.machine import read_machine
+from anbar.apps.model import ensure_default, models_dir
+from anbar.apps.stack.placement import launched_entries, place
+from anbar.apps.stack.plan import StackPlan, endpoint_of, plan_stack
+from anbar.apps.stack.reporter import Reporter
+from anbar.apps.stack.stack import STATE_FILE, Stack
+from anbar.config.models import DEFAULT_MODEL, AnbarConfig
+from anbar.core.errors import StackError
+
+Announce = Callable[[StackPlan, float], None]
+"""Called once when all is ready: what runs, and the seconds it took."""
+
+
+async def up(config: AnbarConfig, environ: Mapping[str, str], reporter: Reporter, announce: Announce) -> None:
+    """Run the stack until SIGINT or SIGTERM; a second one ends it at once.
+
+    Returns after a clean stop. Raises AnbarError when something stood in the way or a part did not start;
+    then everything that was started has been stopped again.
+    """
+    lock = _prepare_state_dir(config.state_dir)
+    try:
+        state_file = config.state_dir / STATE_FILE
+        await asyncio.to_thread(_clean, state_file, reporter)
+        scratch_dir = make_scratch_dir()
+        try:
+            endpoint = endpoint_of(config)
+            write_state(state_file, StackState(self_id(), current_boot(), str(scratch_dir), endpoint))
+            plan = await asyncio.to_thread(_plan, config, environ, reporter, scratch_dir)
+            await _run(Stack(plan, reporter), plan, reporter, announce)
+        finally:
+            remove_scratch_dir(scratch_dir)
+            state_file.unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def running(state_dir: Path) -> StackState | None:
+    """The stack that runs on this state directory; None when none does."""
+    if not state_dir.is_dir():
+        return None
+    state = read_state(state_dir / STATE_FILE)
+    if state is None or state.boot != current_boot() or not is_alive(state.launcher):
+        return None
+    return state
+
+
+def _prepare_state_dir(state_dir: Path) -> StateLock:
+    finding = check_directory("state_dir", state_dir, key="state_dir")
+    if finding.level is Level.FAIL:
+        raise StackError(f"{finding.detail}; {finding.fix}")
+    for directory in (state_dir, state_dir / "logs", state_dir / "run"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = StateLock(state_dir)
+    if not lock.acquire():
+        holder = lock.holder()
+        who = f"process {holder}" if holder is not None else "another process"
+        raise StackError(
+            f"a stack already runs on {state_dir} ({who}); stop it with `anbar down`, "
+            "or use another state_dir for a second one"
+        )
+    return lock
+
+
+def _clean(state_file: Path, reporter: Reporter) -> None:
+    """We hold the lock, so whoever wrote this file is gone."""
+    state = read_state(state_file)
+    if state is None:
+        return
+    reporter.note(f"the stack before (process {state.launcher.pid}) was killed; cleaning up after it")
+    for line in clean_stale(state):
+        reporter.note(line)
+    state_file.unlink()
+
+
+def _plan(
+    config: AnbarConfig, environ: Mapping[str, str], reporter: Reporter, scratch_dir: Path
+) -> StackPlan:
+    entries = launched_entries(config)
+    _refuse_ports(config)
+    if not entries:
+        return plan_stack(config, {}, python=None, scratch_dir=scratch_dir, environ=environ)
+    interpreter = inspect(*choose(environ))
+    machine = read_machine(environ)
+    models: dict[str, str] = {}
+    for entry in entries:
+        assert entry.launch is not None, "launched entries have a launch"
+        models[entry.launch.model] = _model(entry.launch.model, interpreter, environ, reporter)
+    slots = place(config, machine, cpu_build=interpreter.cpu_build, models=models, scratch_dir=scratch_dir)
+    failed = []
+    for finding in check_slots(config, machine, interpreter, slots):
+        if finding.level is Level.WARN:
+            reporter.warn(f"{finding.topic}: {finding.detail}; {finding.fix}")
+        elif finding.level is Level.FAIL:
+            failed.append(f"{finding.topic}: {finding.detail}; fix: {finding.fix}")
+    if failed:
+        raise StackError("\n".join(["the stack cannot be started:", *(f"  {line}" for line in failed)]))
+    return plan_stack(config, slots, python=interpreter.path, scratch_dir=scratch_dir, environ=environ)
+
+
+def _refuse_ports(config: AnbarConfig) -> None:
+    for finding in check_ports([("router", config.router.host, config.router.port)]):
+        if finding.level is Level.FAIL:
+            raise StackError(f"{finding.topic}: {finding.detail}; fix: {finding.fix}")
+
+
+def _model(name: str, interpreter: Interpreter, environ: Mapping[str, str], reporter: Reporter) -> str:
+    if name == DEFAULT_MODEL:
+        return str(ensure_default(interpreter, models_dir(environ), reporter.note))
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    if name.startswith("/"):
+        raise StackError(f"the model directory {name} does not exist; correct launch.model")
+    return name
+
+
+async def _run(stack: Stack, plan: StackPlan, reporter: Reporter, announce: Announce) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(name: str) -> None:
+        if asked.is_set():
+            reporter.warn(f"{name} again: stopping at once")
+            stack.stop_now()
+        else:
+            reporter.note(f"{name}: stopping (once more to stop at once)")
+            asked.set()
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number.name)
+    life = asyncio.create_task(_live(stack, plan, announce))
+    stop = asyncio.create_task(asked.wait())
+    try:
+        await asyncio.wait((life, stop), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.cancel()
+        failed = life.done()
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+        await stack.stop()
+        for number in signals:
+            loop.remove_signal_handler(number)
+    if failed:
+        life.result()
+
+
+async def _live(stack: Stack, plan: StackPlan, announce: Announce) -> None:
+    announce(plan, await stack.start())
+    await stack.watch()
+
+
+def down(state_dir: Path, wait: Callable[[], bool]) -> bool:
+    """Ask the running stack to stop; False when none runs. `wait` is called until the stack has gone, and
+    ends the waiting by returning False."""
+    state = running(state_dir)
+    if state is None:
+        return False
+    os.kill(state.launcher.pid, signal.SIGTERM)
+    while is_alive(state.launcher):
+        if not wait():
+            raise StackError(f"the stack (process {state.launcher.pid}) is still stopping")
+    return True

@@ -1,0 +1,86 @@
+"""`anbar config`: what is in force and where it came from, and whether a file is right."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+import yaml
+
+from anbar.cli.options import ConfigOption, SetOption, load_options
+from anbar.config.load import Loaded
+
+app = typer.Typer(help="Show or check the configuration.", no_args_is_help=True)
+
+_SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
+_HIDDEN = "(hidden)"
+
+
+@app.command("show")
+def show(
+    file: ConfigOption = None,
+    settings: SetOption = None,
+    as_json: bool = typer.Option(False, "--json", help="As JSON, with origins beside it."),
+) -> None:
+    """Print the effective configuration, with where each value came from."""
+    loaded = load_options(file, settings)
+    data = _without_secrets(loaded.config.model_dump(mode="json"))
+    if as_json:
+        origins = dict(loaded.origins)
+        typer.echo(json.dumps({"config": data, "origins": origins}, indent=2, ensure_ascii=False))
+        return
+    lines = list(_lines(data, loaded.origins, "", 0))
+    width = min(60, max(len(text) for text, _ in lines))
+    for text, origin in lines:
+        typer.echo(f"{text:<{width}}  # {origin}" if origin else text)
+
+
+@app.command("check")
+def check(file: ConfigOption = None, settings: SetOption = None) -> None:
+    """Check the configuration; says every problem at once."""
+    loaded = load_options(file, settings)
+    typer.echo(f"{_name(loaded)}: fine")
+
+
+def _name(loaded: Loaded) -> str:
+    return str(loaded.path) if loaded.path is not None else "defaults"
+
+
+def _without_secrets(data: dict[str, Any]) -> dict[str, Any]:
+    for engine in data["engines"]:
+        environment = (engine.get("launch") or {}).get("env", {})
+        for name in environment:
+            if _SECRET.search(name):
+                environment[name] = _HIDDEN
+    return data
+
+
+def _lines(
+    data: Mapping[str, Any], origins: Mapping[str, str], path: str, depth: int
+) -> Iterator[tuple[str, str]]:
+    """YAML, a line per value, with the origin of each."""
+    for key, value in data.items():
+        here = f"{path}.{key}" if path else key
+        margin = "  " * depth
+        if isinstance(value, Mapping) and value:
+            yield f"{margin}{key}:", ""
+            yield from _lines(value, origins, here, depth + 1)
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            yield f"{margin}{key}:", ""
+            for index, item in enumerate(value):
+                inner = list(_lines(item, origins, f"{here}[{index}]", depth + 2))
+                (first, origin), *rest = inner
+                yield f"{margin}  - {first.lstrip()}", origin
+                yield from rest
+        else:
+            origin = origins.get(here) or origins.get(f"{here}[0]", "")
+            yield f"{margin}{key}: {_scalar(value)}", origin
+
+
+def _scalar(value: object) -> str:
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=1000, allow_unicode=True)
+        .split("\n...")[0]
+        .strip()
+    )

@@ -1,0 +1,51 @@
+"""The `anbar` command. Errors are one readable line; a stack trace only with ANBAR_DEBUG=1."""
+
+import os
+import sys
+
+import typer
+
+from anbar.cli import config, doctor, model, up
+from anbar.core.errors import AnbarError, ConfigError
+
+EXIT_FAILURE = 1
+EXIT_CONFIG = 2
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="anbar",
+    help="A serving stack for vLLM whose KV cache can leave the GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up")(up.up)
+app.command("status")(up.status)
+app.command("down")(up.down)
+app.command("doctor")(doctor.doctor)
+app.command("model")(model.model)
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Entry point: runs the command and turns errors into exit statuses."""
+    try:
+        app()
+    except AnbarError as error:
+        if os.environ.get("ANBAR_DEBUG") == "1":
+            raise
+        sys.stderr.write(f"anbar: {error}\n")
+        sys.exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("ANBAR_DEBUG") == "1":
+            raise
+        text = f"anbar: internal error: {type(error).__name__}: {error}; ANBAR_DEBUG=1 shows where\n"
+        sys.stderr.write(text)
+        sys.exit(EXIT_INTERNAL)
+
+
+if __name__ == "__main__":
+    main()

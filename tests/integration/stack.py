@@ -1,0 +1,232 @@
+"""A router in front of fake engines, driven and judged from outside: HTTP in, records and metrics out."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anbar.testing.fake_engine import FakeEngine, FakeEngineConfig
+from tests.integration.harness import Answer, Raw, call, eventually
+from tests.integration.router import running_router
+
+MODEL = "fake-model"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+QUICK = {
+    "health_interval_s": 0.1,
+    "first_byte_timeout_s": 5.0,
+    "connect_timeout_s": 0.5,
+    "idle_timeout_s": 5.0,
+    "drain_timeout_s": 2.0,
+}
+"""Router settings of a test: everything that is waited for comes soon."""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def text_prompt(name: str, words: int = 60) -> str:
+    """A prompt of some hundred tokens that shares no block with a prompt of another name."""
+    return f"{name}: " + "the water in the store and the grain " * (words // 8)
+
+
+@dataclass
+class Stack:
+    """The router's port and the engines behind it, by their ids."""
+
+    port: int
+    engines: dict[str, FakeEngine]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def num_seen(self) -> int:
+        """Generation requests that reached any engine."""
+        return sum(len(engine.records.seen) for engine in self.engines.values())
+
+    async def get(self, path: str) -> Answer:
+        return await call(self.port, "GET", path)
+
+    async def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
+        return await call(self.port, "POST", path, body, headers)
+
+    async def complete(self, prompt: object, **fields: object) -> Answer:
+        return await self.post(COMPLETIONS, completion(prompt, **fields))
+
+    async def chat(self, messages: object, **fields: object) -> Answer:
+        return await self.post(CHAT, chat(messages, **fields))
+
+    async def described(self) -> dict[str, dict[str, Any]]:
+        """What the router knows of each engine."""
+        page = (await self.get("/admin/engines")).json
+        return {engine["id"]: engine for engine in page["engines"]}
+
+    async def followed(self) -> None:
+        """Wait until the router has taken in every KV event that the engines published."""
+
+        async def is_current() -> bool:
+            known = await self.described()
+            return all(
+                known[name]["kv_events"]["complete"]
+                and known[name]["kv_events"]["last_sequence"] == engine.publisher.next_seq - 1
+                for name, engine in self.engines.items()
+                if engine.publisher is not None
+            )
+
+        await eventually(is_current, what="the router follows all KV events")
+
+    async def state(self, engine: str) -> str:
+        return (await self.described())[engine]["state"]
+
+    async def becomes(self, engine: str, state: str, timeout_s: float = 5.0) -> None:
+        async def is_so() -> bool:
+            return await self.state(engine) == state
+
+        await eventually(is_so, timeout_s, f"{engine} becomes {state}")
+
+    async def samples(self, name: str) -> dict[str, float]:
+        """Labels (as text) and values of one of the router's metrics."""
+        lines = (await self.get("/metrics")).body.decode().splitlines()
+        found = (line for line in lines if line.startswith((name + "{", name + " ")))
+        return {line[len(name) :].rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in found}
+
+    async def assert_idle(self) -> None:
+        """All accounting is back at zero, in the router and in the engines, and nothing went wrong inside."""
+        gauges = (
+            "anbar_router_in_flight_requests",
+            "anbar_router_queued_prefill_tokens",
+            "anbar_router_decoding_requests",
+        )
+
+        async def is_idle() -> bool:
+            values = [value for name in gauges for value in (await self.samples(name)).values()]
+            assert len(values) == len(gauges) * len(self.engines)
+            return not any(values)
+
+        await eventually(is_idle, what="the router's accounting returns to zero")
+        await eventually(
+            lambda: not any(engine.records.num_open for engine in self.engines.values()),
+            what="every request ended in its engine",
+        )
+        for engine in self.engines.values():
+            assert (engine.counters.running, engine.counters.waiting, engine.cache.num_used) == (0, 0, 0)
+            engine.cache.check_integrity()
+        assert not any((await self.samples("anbar_router_defects_total")).values())
+
+
+def completion(prompt: object, **fields: object) -> dict[str, object]:
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **fields}
+
+
+def chat(messages: object, **fields: object) -> dict[str, object]:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 4, **fields}
+
+
+@dataclass
+class Setup:
+    """What a test asks for: see `running_stack`."""
+
+    tokenizer: Path
+    directory: Path
+    num_engines: int = 2
+    router: Mapping[str, object] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    entries: Sequence[Mapping[str, object]] = ()
+    """Further keys of each engine's entry in the file."""
+
+    def engines(self) -> dict[str, FakeEngine]:
+        """The engines `e0`, `e1`, ..., not started."""
+        made: dict[str, FakeEngine] = {}
+        for index in range(self.num_engines):
+            base = FakeEngineConfig(
+                tokenizer=self.tokenizer,
+                events=f"ipc://{self.directory}/e{index}",
+                replay=f"ipc://{self.directory}/r{index}",
+            )
+            made[f"e{index}"] = FakeEngine(replace(base, **self.engine))
+        return made
+
+    def write(self, engines: Mapping[str, FakeEngine], port: int) -> Path:
+        """The router's file, as `anbar up` would write it."""
+        entries = []
+        for index, (name, engine) in enumerate(engines.items()):
+            more = self.entries[index] if index < len(self.entries) else {}
+            entries.append({"name": name, "url": engine.url, **more})
+        settings = {"host": "127.0.0.1", "port": port, **QUICK, **self.router}
+        path = self.directory / "anbar.yaml"
+        cache = {"mode": "shared", "store": {"id": "test"}}
+        content = {
+            "state_dir": str(self.directory / "state"),
+            "engines": entries,
+            "cache": cache,
+            "router": settings,
+        }
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+
+@asynccontextmanager
+async def engines_of(setup: Setup) -> AsyncIterator[dict[str, FakeEngine]]:
+    """The engines of a setup, running."""
+    engines = setup.engines()
+    async with AsyncExitStack() as stack:
+        for engine in engines.values():
+            await stack.enter_async_context(engine)
+        yield engines
+
+
+@asynccontextmanager
+async def router_of(setup: Setup, engines: dict[str, FakeEngine]) -> AsyncIterator[Stack]:
+    """A router in this process in front of running engines, ready; judged for leaks at the end."""
+    port = free_port()
+    async with running_router(setup.write(engines, port)):
+        stack = Stack(port, engines)
+        for name in engines:
+            await stack.becomes(name, "ready")
+        yield stack
+        await stack.assert_idle()
+
+
+@asynccontextmanager
+async def running_stack(setup: Setup) -> AsyncIterator[Stack]:
+    """Engines and a router in front of them."""
+    async with engines_of(setup) as engines, router_of(setup, engines) as stack:
+        await stack.followed()
+        yield stack
+
+
+async def read_events(raw: Raw) -> list[bytes]:
+    """The data of all SSE events of an answer whose head was read, to the end of its body."""
+    data = b""
+    while part := await raw.chunk():
+        data += part
+    return [event.removeprefix(b"data: ") for event in data.split(b"\n\n") if event]
+
+
+def parsed(events: Sequence[bytes]) -> list[dict[str, Any]]:
+    return [json.loads(event) for event in events if event != b"[DONE]"]
+
+
+@contextlib.asynccontextmanager
+async def open_stream(port: int, body: Mapping[str, object], path: str = COMPLETIONS) -> AsyncIterator[Raw]:
+    """A streaming request of which the head and the first chunk were read."""
+    async with Raw.open(port) as raw:
+        raw.post(path, {**body, "stream": True})
+        status, headers = await asyncio.wait_for(raw.head(), 10)
+        assert status == 200, headers
+        raw.headers = headers  # type: ignore[attr-defined]
+        assert await raw.chunk()
+        yield raw

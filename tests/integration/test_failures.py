@@ -1,0 +1,322 @@
+"""Engines that die, hang, break off, refuse; clients that go away; nothing leaks."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from anbar.testing.fake_engine import Ending, Fault, FaultKind, Scope
+from tests.integration.harness import Raw, eventually
+from tests.integration.stack import (
+    CHAT,
+    COMPLETIONS,
+    Setup,
+    Stack,
+    chat,
+    completion,
+    engines_of,
+    open_stream,
+    parsed,
+    read_events,
+    router_of,
+    running_stack,
+    text_prompt,
+)
+
+BEFORE_FIRST_BYTE = [
+    Fault(FaultKind.CLOSE),
+    Fault(FaultKind.RESET),
+    Fault(FaultKind.RESET_MID_STREAM, after_events=0),
+]
+"""The last one comes after the head: vLLM sends a stream's head before it has computed anything."""
+
+
+@pytest.fixture
+async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
+    setup = Setup(tokenizer_dir, socket_dir, router={"first_byte_timeout_s": 0.5, "idle_timeout_s": 0.5})
+    async with running_stack(setup) as running:
+        yield running
+
+
+async def target_of(stack: Stack, prompt: str) -> str:
+    """Make `prompt` warm, so that it is known where it goes next."""
+    first = await stack.complete(prompt)
+    await stack.followed()
+    return first.engine
+
+
+@pytest.mark.parametrize("fault", BEFORE_FIRST_BYTE, ids=["close", "reset", "reset after the head"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_broken_before_the_first_byte(stack: Stack, fault: Fault, streamed: bool) -> None:
+    """An engine that breaks before the first byte of its answer: another one answers, the client sees one."""
+    prompt = text_prompt("broken")
+    target = await target_of(stack, prompt)
+    stack.engines[target].arm(fault)
+    answer = await stack.post(COMPLETIONS, completion(prompt, stream=streamed))
+    assert answer.status == 200
+    assert answer.engine != target
+    assert answer.body.count(b'"finish_reason":"length"') == 1
+    assert stack.engines[target].records.seen[-1].ending in (Ending.FAULT, Ending.CANCELLED)
+
+
+async def test_killed_engine_gets_no_traffic(stack: Stack) -> None:
+    """What a killed engine had is answered by the other; it gets nothing until it is healthy again."""
+    prompt = text_prompt("killed")
+    target = await target_of(stack, prompt)
+    dead = stack.engines[target]
+    dead.pace.overhead_s = 30.0
+    asked = asyncio.create_task(stack.complete(prompt))
+    await eventually(lambda: dead.records.num_open == 1)
+    await dead.die()
+    answer = await asked
+    assert answer.status == 200
+    assert answer.engine != target
+    assert await stack.state(target) == "unhealthy"
+    answers = await asyncio.gather(*(stack.complete(text_prompt(str(i))) for i in range(20)))
+    assert {a.status for a in answers} == {200}
+    assert target not in {a.engine for a in answers}
+    dead.pace.overhead_s = 0.0
+    await dead.revive()
+    await stack.becomes(target, "ready")
+    await stack.followed()
+    answers = await asyncio.gather(*(stack.complete(text_prompt(f"new {i}")) for i in range(10)))
+    assert target in {a.engine for a in answers}
+
+
+async def test_engine_hangs(stack: Stack) -> None:
+    """An engine that accepts and never answers: after the first-byte timeout the next one answers."""
+    prompt = text_prompt("hung")
+    target = await target_of(stack, prompt)
+    stack.engines[target].arm(Fault(FaultKind.HANG))
+    began_s = asyncio.get_running_loop().time()
+    answer = await stack.complete(prompt)
+    assert answer.status == 200
+    assert answer.engine != target
+    assert 0.4 < asyncio.get_running_loop().time() - began_s < 3
+    await eventually(lambda: stack.engines[target].records.count(Ending.CANCELLED) == 1)
+
+
+async def test_wholly_hung_engine_is_avoided(stack: Stack) -> None:
+    """An engine that hangs on everything, health checks included, stops getting requests."""
+    stack.engines["e0"].arm(Fault(FaultKind.HANG, count=0, scope=Scope.ALL))
+    await stack.becomes("e0", "unhealthy")
+    began_s = asyncio.get_running_loop().time()
+    for index in range(5):
+        assert (await stack.complete(text_prompt(str(index)))).engine == "e1"
+    assert asyncio.get_running_loop().time() - began_s < 1.5
+    stack.engines["e0"].faults.clear()
+    await stack.becomes("e0", "ready")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("kind", [FaultKind.RESET_MID_STREAM, FaultKind.TRUNCATE, FaultKind.HANG_MID_STREAM])
+async def test_broken_in_mid_stream(stack: Stack, kind: FaultKind, path: str) -> None:
+    """After the first byte a failure ends the stream with an error event and without [DONE]."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(kind, after_events=3))
+    body = chat("hello", stream=True) if path == CHAT else completion("hello", stream=True)
+    async with Raw.open(stack.port) as raw:
+        raw.post(path, body)
+        status, _ = await raw.head()
+        events = await asyncio.wait_for(read_events(raw), 10)
+    assert status == 200
+    assert b"[DONE]" not in events
+    whole = [event for event in events if _is_json(event)]
+    assert "choices" in json.loads(whole[0])
+    error = json.loads(whole[-1])["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert stack.num_seen == 1, "what was begun must not be done again"
+
+
+def _is_json(event: bytes) -> bool:
+    try:
+        json.loads(event)
+    except ValueError:
+        return False
+    return True
+
+
+async def test_whole_answer_broken_in_the_middle(stack: Stack) -> None:
+    """A whole answer that breaks off is not passed on as if it were complete."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.TRUNCATE))
+    async with Raw.open(stack.port) as raw:
+        raw.post(COMPLETIONS, completion("hello"))
+        try:
+            answer = await asyncio.wait_for(raw.answer(), 5)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+    assert answer.status >= 500 or answer.json["choices"][0]["finish_reason"]
+
+
+async def test_engine_error_in_stream_passes(stack: Stack) -> None:
+    """An error event that the engine itself sends is passed on as it is."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.ERROR_MID_STREAM, after_events=1))
+    async with Raw.open(stack.port) as raw:
+        raw.post(COMPLETIONS, completion("hello", stream=True))
+        await raw.head()
+        events = await read_events(raw)
+    assert events[-1] == b"[DONE]"
+    assert parsed(events)[-1]["error"]["type"] == "InternalServerError"
+
+
+async def test_disconnect_before_the_first_byte(stack: Stack) -> None:
+    """A client that goes away while it waits cancels the request in the engine."""
+    for engine in stack.engines.values():
+        engine.pace.overhead_s = 0.3
+    for streamed in (False, True):
+        async with Raw.open(stack.port) as raw:
+            raw.post(COMPLETIONS, completion("hello", stream=streamed))
+            await eventually(lambda: any(e.records.num_open for e in stack.engines.values()))
+            await raw.abort()
+        await eventually(lambda: not any(e.records.num_open for e in stack.engines.values()), 0.25)
+    endings = [seen.ending for engine in stack.engines.values() for seen in engine.records.seen]
+    assert endings == [Ending.CANCELLED] * 2, "cancelled once each, and not tried elsewhere"
+
+
+async def test_disconnect_in_mid_stream(stack: Stack) -> None:
+    """A client that goes away in the middle of a stream cancels it in the engine at once."""
+    for engine in stack.engines.values():
+        engine.pace.token_s = 0.02
+    async with open_stream(stack.port, completion("hello", max_tokens=500)) as raw:
+        await raw.abort()
+        await eventually(lambda: not any(e.records.num_open for e in stack.engines.values()), 1.0)
+    (seen,) = (seen for engine in stack.engines.values() for seen in engine.records.seen)
+    assert seen.ending is Ending.CANCELLED
+    assert seen.num_generated < 100
+
+
+async def test_many_disconnects_leak_nothing(stack: Stack) -> None:
+    """Fifty clients that leave at random moments: all counters return to zero, and service goes on."""
+    for engine in stack.engines.values():
+        engine.pace.overhead_s, engine.pace.token_s = 0.01, 0.002
+
+    async def leave(number: int) -> None:
+        async with Raw.open(stack.port) as raw:
+            raw.post(COMPLETIONS, completion(f"{number} grain", stream=number % 2 == 0, max_tokens=50))
+            await asyncio.sleep(number % 10 * 0.01)
+            await raw.abort()
+
+    await asyncio.gather(*map(leave, range(50)))
+    await stack.assert_idle()
+    assert {(await stack.complete(str(i))).status for i in range(4)} == {200}
+    assert all([await stack.state(name) == "ready" for name in stack.engines])
+
+
+async def test_client_errors_do_not_eject(stack: Stack) -> None:
+    """Forty requests that engines refuse with 400 do not count against them."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.STATUS, count=40, status=400, message="not like this"))
+    for number in range(40):
+        answer = await stack.complete(f"{number}")
+        assert answer.status == 400
+        assert answer.json["error"]["message"] == "not like this"
+    assert stack.num_seen == 40, "a client's error is not tried again elsewhere"
+    for engine in stack.engines.values():
+        engine.faults.clear()
+    assert [await stack.state(name) for name in stack.engines] == ["ready", "ready"]
+    assert (await stack.complete("good")).status == 200
+
+
+async def test_429_passes_with_retry_after(stack: Stack) -> None:
+    """An engine's 429 is the answer, its Retry-After included; the engine stays in use."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.STATUS, status=429, retry_after_s=7))
+    answer = await stack.complete("busy")
+    assert (answer.status, answer.headers["retry-after"]) == (429, "7")
+    assert stack.num_seen == 1
+    assert [await stack.state(name) for name in stack.engines] == ["ready", "ready"]
+
+
+async def test_500_is_the_answer(stack: Stack) -> None:
+    """A 500 may be the request's own doing: it is passed on and not given to another engine."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.STATUS, status=500))
+    assert (await stack.complete("poison")).status == 500
+    assert stack.num_seen == 1
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_unavailable_is_tried_elsewhere(stack: Stack, status: int) -> None:
+    """502, 503 and 504 say that the engine cannot serve now: the other one answers."""
+    prompt = text_prompt("unavailable")
+    target = await target_of(stack, prompt)
+    stack.engines[target].arm(Fault(FaultKind.STATUS, status=status))
+    answer = await stack.complete(prompt)
+    assert answer.status == 200
+    assert answer.engine != target
+    assert await stack.state(target) == "ready"
+
+
+async def test_unavailable_everywhere(stack: Stack) -> None:
+    """When every engine says 503, so does the router, each engine having been asked once."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.STATUS, count=0, status=503))
+    answer = await stack.complete("a")
+    assert answer.status == 503
+    assert "error" in answer.json
+    assert [len(engine.records.seen) for engine in stack.engines.values()] == [1, 1]
+
+
+async def test_all_engines_down_and_back(stack: Stack) -> None:
+    """All engines dead: /ready is 503, /health 200, requests 503 in OpenAI's shape; back within seconds."""
+    for engine in stack.engines.values():
+        await engine.die()
+    for name in stack.engines:
+        await stack.becomes(name, "unhealthy")
+    assert (await stack.get("/ready")).status == 503
+    assert (await stack.get("/health")).status == 200
+    answer = await stack.complete("a")
+    assert answer.status == 503
+    assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+    assert "retry-after" in answer.headers
+    for engine in stack.engines.values():
+        await engine.revive()
+
+    async def is_ready() -> bool:
+        return (await stack.get("/ready")).status == 200
+
+    await eventually(is_ready, 3.0)
+    assert (await stack.complete("a")).status == 200
+    for name in stack.engines:
+        await stack.becomes(name, "ready")
+
+
+async def test_sick_core_behind_a_living_server(stack: Stack) -> None:
+    """An engine whose /health says 503 gets no requests until it says 200 again."""
+    stack.engines["e0"].healthy = False
+    await stack.becomes("e0", "unhealthy")
+    for index in range(4):
+        assert (await stack.complete(str(index))).engine == "e1"
+    stack.engines["e0"].healthy = True
+    await stack.becomes("e0", "ready")
+
+
+async def test_engine_that_comes_later(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """A router that starts before one of its engines uses it as soon as it is there."""
+    setup = Setup(tokenizer_dir, socket_dir)
+    async with engines_of(setup) as engines:
+        late = engines["e1"]
+        await late.die()
+        path_engines = {"e0": engines["e0"]}
+        async with router_of(Setup(tokenizer_dir, socket_dir, num_engines=1), path_engines) as stack:
+            assert (await stack.complete("a")).engine == "e0"
+        await late.revive()
+        async with router_of(setup, engines) as stack:
+            await stack.followed()
+            assert {(await stack.complete(str(i))).status for i in range(4)} == {200}
+
+
+async def test_idle_connection_closed_by_the_engine(stack: Stack) -> None:
+    """An engine that closed kept connections (or was restarted) costs no request."""
+    for name, engine in stack.engines.items():
+        for index in range(3):
+            await stack.complete(f"{name} {index}")
+        await engine.restart()
+    answers = await asyncio.gather(*(stack.complete(str(i)) for i in range(8)))
+    assert {answer.status for answer in answers} == {200}
+    for name in stack.engines:
+        await stack.becomes(name, "ready")

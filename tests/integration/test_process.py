@@ -1,0 +1,183 @@
+"""The router as a process of its own: signals, memory, logs, exit codes."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from anbar.testing.fake_engine import Ending, FakeEngine, Script
+from tests.integration.harness import Raw, call, eventually
+from tests.integration.stack import (
+    COMPLETIONS,
+    Setup,
+    completion,
+    engines_of,
+    free_port,
+    open_stream,
+    read_events,
+)
+
+PART = bytes(range(256)) * 256
+NUM_PARTS = 960
+"""60 MiB in parts of 64 KiB."""
+
+
+@dataclass
+class Running:
+    """A router process that is ready."""
+
+    process: Process
+    port: int
+    engines: dict[str, FakeEngine]
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self, timeout_s: float) -> tuple[int, str]:
+        """Exit code and everything it wrote."""
+        out, err = await asyncio.wait_for(self.process.communicate(), timeout_s)
+        code = self.process.returncode
+        assert code is not None
+        return code, (out + err).decode()
+
+
+async def start(path: Path) -> Process:
+    command = (sys.executable, "-m", "anbar.cli.main", "router", "--config", str(path))
+    return await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=dict(os.environ))
+
+
+@asynccontextmanager
+async def running(setup: Setup) -> AsyncIterator[Running]:
+    async with engines_of(setup) as engines:
+        port = free_port()
+        process = await start(setup.write(engines, port))
+
+        async def is_ready() -> bool:
+            assert process.returncode is None, (await process.communicate())[1].decode()
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                return (await call(port, "GET", "/ready")).status == 200
+            return False
+
+        try:
+            await eventually(is_ready, 20, "the router process becomes ready")
+            yield Running(process, port, engines)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+
+async def test_sigterm_lets_a_stream_finish(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """After SIGTERM a running stream comes to its end, new work is not accepted, and the exit code is 0."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 10.0})
+    async with running(setup) as router:
+        router.engines["e0"].pace.token_s = 0.02
+        async with open_stream(router.port, completion("secret-prompt", max_tokens=60)) as raw:
+            router.signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                refused = await call(router.port, "POST", COMPLETIONS, completion("new"))
+                assert refused.status == 503
+            events = await asyncio.wait_for(read_events(raw), 10)
+        assert events[-1] == b"[DONE]"
+        code, output = await router.ended(5)
+        assert code == 0, output
+        assert "secret-prompt" not in output
+        assert "Traceback" not in output
+        assert len(router.engines["e0"].records.seen) == 1
+
+
+async def test_drain_has_an_end(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """A stream that does not end within the drain timeout is cut, and cancelled in the engine."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 0.5})
+    async with running(setup) as router:
+        engine = router.engines["e0"]
+        engine.pace.token_s = 0.05
+        async with open_stream(router.port, completion("a", max_tokens=2000)):
+            router.signal(signal.SIGTERM)
+            code, output = await router.ended(5)
+        assert "Traceback" not in output
+        assert code == 0, output
+        await eventually(lambda: engine.records.num_open == 0)
+        assert engine.records.seen[0].ending is Ending.CANCELLED
+
+
+async def test_slow_readers_cost_no_memory(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """Four clients that stop reading streams of 60 MiB hold their engines back; then all arrives unharmed."""
+    setup = Setup(tokenizer_dir, socket_dir, router={"idle_timeout_s": 60.0})
+    async with running(setup) as router:
+        for engine in router.engines.values():
+            for _ in range(4):
+                headers = ((b"content-type", b"text/event-stream"),)
+                engine.script(Script((PART,) * NUM_PARTS, headers=headers, chunked=True))
+        process = psutil.Process(router.process.pid)
+        await call(router.port, "GET", "/health")
+        before = process.memory_info().rss
+        async with contextlib.AsyncExitStack() as stack:
+            raws = []
+            for number in range(4):
+                raw = await stack.enter_async_context(Raw.open(router.port))
+                raw.post(COMPLETIONS, completion(str(number), stream=True))
+                assert (await raw.head())[0] == 200
+                raws.append(raw)
+            await asyncio.sleep(1.0)
+            grown = process.memory_info().rss - before
+            assert grown < 40 * 1024**2, f"{grown / 1024**2:.0f} MiB for streams that nobody reads"
+            assert sum(engine.records.num_open for engine in router.engines.values()) == 4
+            received, expected = hashlib.sha256(), hashlib.sha256()
+            while part := await raws[0].chunk():
+                received.update(part)
+            for _ in range(NUM_PARTS):
+                expected.update(PART)
+            assert received.digest() == expected.digest()
+            for raw in raws[1:]:
+                await raw.abort()
+        await eventually(lambda: not any(e.records.num_open for e in router.engines.values()))
+        assert process.memory_info().rss - before < 60 * 1024**2
+
+
+async def test_logs_are_discreet(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """One line for each request, without its prompt, its key or its headers; with its id."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1)
+    async with running(setup) as router:
+        headers = {"authorization": "Bearer sk-secret", "x-request-id": "find-me", "cookie": "c=secret"}
+        await call(router.port, "POST", COMPLETIONS, completion("a-private-thought"), headers)
+        await call(router.port, "POST", COMPLETIONS, b'{"model": "a-private-thought"', headers)
+        router.signal(signal.SIGINT)
+        code, output = await router.ended(5)
+    assert code == 0, output
+    assert len([line for line in output.splitlines() if "find-me" in line]) == 2
+    assert not any(word in output for word in ("private", "secret", "Traceback"))
+
+
+async def test_wrong_files_are_refused(socket_dir: Path) -> None:
+    """An unknown key and a missing file end the start with a sentence, not with a stack trace."""
+    path = socket_dir / "wrong.yaml"
+    path.write_text(yaml.safe_dump({"engines": [{"name": "a", "url": "http://127.0.0.1:1"}], "ruoter": {}}))
+    for wrong, word in ((path, "ruoter"), (socket_dir / "missing.yaml", "missing.yaml")):
+        process = await start(wrong)
+        out, err = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode not in (0, None)
+        assert word in (out + err).decode()
+        assert b"Traceback" not in out + err
+
+
+async def test_port_in_use(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """A port that is taken is named in the message."""
+    async with engines_of(Setup(tokenizer_dir, socket_dir, num_engines=1)) as engines:
+        setup = Setup(tokenizer_dir, socket_dir, num_engines=1)
+        process = await start(setup.write(engines, engines["e0"].port))
+        out, err = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode not in (0, None)
+        assert str(engines["e0"].port) in (out + err).decode()
+        assert b"Traceback" not in out + err

@@ -1,12 +1,10 @@
 """The offloading spec that vLLM loads: stock tiering, with a copy worker where the platform is the CPU."""
 
-import fcntl
-
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
-from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from anbar.adapters.vllm.host_region import HostRegion, claim, remove_name
 from anbar.adapters.vllm.host_worker import HostWorker
 from anbar.core.errors import ConfigError
 
@@ -21,8 +19,8 @@ class HostOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM i
     def get_manager(self) -> OffloadingManager:
         """The tiering manager of the scheduler's process.
 
-        Raises ConfigError when host RAM holds not even one chunk, and when another engine on this machine has
-        the same `engine_id`: both would write their KV into one region.
+        Raises ConfigError when host RAM holds not even one chunk, and when the host region is not this
+        engine's alone (see `host_region.claim`).
         """
         if self.num_chunks < 1:
             raise ConfigError(
@@ -32,7 +30,9 @@ class HostOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM i
         is_new = self._manager is None
         manager = super().get_manager()
         if is_new:
-            _claim(self._scheduler_mmap)
+            claim(self._scheduler_mmap)
+            if current_platform.is_cpu():
+                remove_name(self._scheduler_mmap)
         return manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
@@ -46,7 +46,7 @@ class HostOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM i
     def _host_worker(self, kv_caches: CanonicalKVCaches) -> HostWorker:
         if self.config.canonical_layout:
             raise ConfigError("canonical_layout is not available on the CPU platform: remove it")
-        region = SharedOffloadRegion(
+        region = HostRegion(
             engine_id=self._engine_id,
             num_chunks=self.num_chunks,
             rank=0 if self.replicated_layout else self.config.parallel.rank,
@@ -54,13 +54,3 @@ class HostOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM i
             cpu_page_size=self.cpu_page_size_per_worker,
         )
         return HostWorker(kv_caches, self.blocks_per_chunk, region)
-
-
-def _claim(region: SharedOffloadRegion) -> None:
-    """Hold a lock on the region's file for the life of this process."""
-    try:
-        fcntl.flock(region.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"{region.mmap_path} is in use by another engine: give each engine its own engine_id"
-        ) from error

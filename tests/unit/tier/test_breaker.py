@@ -34,9 +34,8 @@ def rig() -> Rig:
 
 
 def test_failures_in_a_row_open_it(rig: Rig) -> None:
-    """Two failures, a success, then three failures: only three in a row open it, and then calls are
-    refused.""" for verdict in (Verdict.FAILED, Verdict.FAILED, Verdict.OK, Verdict.FAILED,
-    Verdict.FAILED):
+    """Two failures, a success, then three failures: only three in a row open it; then calls are refused."""
+    for verdict in (Verdict.FAILED, Verdict.FAILED, Verdict.OK, Verdict.FAILED, Verdict.FAILED):
         assert rig.call(verdict)
     assert rig.breaker.state() is BreakerState.CLOSED
     assert rig.call(Verdict.FAILED)
@@ -93,7 +92,8 @@ def test_a_flapping_store_is_asked_less_often(rig: Rig) -> None:
 
 
 def test_calls_from_before_change_nothing(rig: Rig) -> None:
-    """A call admitted before the breaker opened ends, well or badly, while a probe runs: the probe decides."""
+    """A call admitted before the breaker opened ends, well or badly, while a probe runs: the probe
+    decides."""
     old = [rig.breaker.admit() for _ in range(3)]
     rig.call(Verdict.TIMED_OUT)
     rig.clock.advance(1.0)

@@ -45,7 +45,8 @@ def test_everything_asked() -> None:
     ],
 )
 def test_what_cannot_be_read_stays_out_of_the_store(anbar: object) -> None:
-    """An unknown version or an unreadable scope: neither looked up nor stored, rather than shared too widely."""
+    """An unknown version or an unreadable scope: neither looked up nor stored, rather than shared too
+    widely."""
     assert parse({"anbar": anbar}) == BYPASS
 
 

@@ -9,12 +9,6 @@ import typer
 
 from anbar.apps.router.app import run
 from anbar.config.load import Override, load
-from anbar.core.errors import ConfigError, StackError
-
-EXIT_CONFIG = 2
-"""The configuration is wrong: starting again will not help."""
-EXIT_STACK = 1
-"""It could not start: a port is taken, for example."""
 
 
 def router(
@@ -32,16 +26,5 @@ def router(
         for name, key, value in (("host", "router.host", host), ("port", "router.port", port))
         if value is not None
     ]
-    try:
-        loaded = load(config, environ=os.environ, overrides=overrides)
-        code = run(loaded.config, os.environ, sys.stderr.buffer)
-    except ConfigError as error:
-        code = _complain(error, EXIT_CONFIG)
-    except StackError as error:
-        code = _complain(error, EXIT_STACK)
-    raise typer.Exit(code)
-
-
-def _complain(error: Exception, code: int) -> int:
-    typer.echo(f"anbar router: {error}", err=True)
-    return code
+    loaded = load(config, environ=os.environ, overrides=overrides)
+    raise typer.Exit(run(loaded.config, os.environ, sys.stderr.buffer))

@@ -7,6 +7,7 @@ side, or half of it, counts as gone: the answer in progress is given up at once.
 import asyncio
 import ipaddress
 from collections.abc import Callable
+from typing import cast
 
 from anbar.adapters.http.deadline import Deadline
 from anbar.adapters.http.limits import ServerLimits
@@ -184,9 +185,9 @@ class Connection(asyncio.Protocol):
     # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=self._limits.high_water_bytes)
+        # uvloop's transports have asyncio's interface, but not its base class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.high_water_bytes)
         self._deadline = Deadline(self._server.loop, self._expired)
         self._deadline.set(self._limits.header_timeout_s)
         self._peer_is_local = _is_loopback(transport.get_extra_info("peername"))

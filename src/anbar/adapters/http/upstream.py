@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -205,8 +205,8 @@ class UpstreamConnection(asyncio.Protocol):
     # Transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have asyncio's interface, but not its base class.
+        self._transport = cast("asyncio.Transport", transport)
         self._deadline = Deadline(self._pool.loop, self._expired)
 
     def connection_lost(self, exc: Exception | None) -> None:

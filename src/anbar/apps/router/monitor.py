@@ -17,7 +17,7 @@ from anbar.adapters.vllm.probe import (
     parse_models,
     parse_version,
 )
-from anbar.adapters.vllm.tokens import TokenizerOptions, load_tokenizer
+from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokenizer
 from anbar.apps.router.engine import Engine, EngineFacts
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.prompts import Prompts
@@ -75,6 +75,8 @@ class Monitor:
     def __init__(self, parts: MonitorParts) -> None:
         self._parts = parts
         self._tasks: list[asyncio.Task[None]] = []
+        self._loading = asyncio.Lock()
+        self._tokenizers: dict[tuple[str, int], Tokenizer] = {}
 
     def watch(self, engine: Engine, attached: AttachedEngine) -> None:
         """Begin to watch an engine, in a task of the running loop."""
@@ -143,16 +145,26 @@ class Monitor:
         if path is None:
             engine.tokenizer_note = "the engine's /tokenize: its model is not on this machine"
             return
-        options = TokenizerOptions(max_model_len=engine.facts.max_model_len or None)
-        loop = asyncio.get_running_loop()
         try:
-            tokenizer = await loop.run_in_executor(self._parts.executor, load_tokenizer, path, options)
+            tokenizer = await self._load(path, engine.facts.max_model_len)
         except ConfigError as error:
             engine.tokenizer_note = f"the engine's /tokenize: {error}"
             return
         engine.tokenizer_note = path
         for name in engine.facts.names:
             self._parts.prompts.use(name, tokenizer)
+
+    async def _load(self, path: str, max_model_len: int) -> Tokenizer:
+        """A tokenizer, loaded once for all engines that have it; one at a time, because the library behind it
+        cannot be imported by two threads at once."""
+        key = path, max_model_len
+        async with self._loading:
+            if key not in self._tokenizers:
+                options = TokenizerOptions(max_model_len=max_model_len or None)
+                loop = asyncio.get_running_loop()
+                loading = loop.run_in_executor(self._parts.executor, load_tokenizer, path, options)
+                self._tokenizers[key] = await loading
+            return self._tokenizers[key]
 
 
 class _Refused(Exception):

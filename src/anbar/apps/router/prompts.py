@@ -51,6 +51,8 @@ class Prompts:
         if tokenizer is None:
             return await self._ask(api, serving)
         compute = tokenizer.chat if api.endpoint is Endpoint.CHAT else tokenizer.completion
+        if _is_tokens(api.body.get("prompt")):
+            return _tokens(compute(api.body))
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, compute, api.body)
         return _tokens(found)
@@ -67,6 +69,11 @@ class Prompts:
             return _tokens(await _tokenize(engine, request))
         except UpstreamError:
             return Tokens((), "tokenize_failed")
+
+
+def _is_tokens(prompt: object) -> bool:
+    """Nothing is left to compute that would be worth a thread."""
+    return isinstance(prompt, list) and isinstance(prompt[0], int)
 
 
 async def _tokenize(engine: Engine, request: Mapping[str, object]) -> list[int] | NotReproducible:

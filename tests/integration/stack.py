@@ -101,6 +101,19 @@ class Stack:
         found = (line for line in lines if line.startswith((name + "{", name + " ")))
         return {line[len(name) :].rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in found}
 
+    def restore(self) -> None:
+        """Engines as they were made: quick, faultless, without a fixed answer or a record."""
+        for engine in self.engines.values():
+            engine.faults.clear()
+            engine.records.clear()
+            engine.answer = None
+            pace, initial = engine.pace, engine.config.pace
+            pace.prefill_s_per_token, pace.load_s_per_token = (
+                initial.prefill_s_per_token,
+                initial.load_s_per_token,
+            )
+            pace.overhead_s, pace.token_s = initial.overhead_s, initial.token_s
+
     async def assert_idle(self) -> None:
         """All accounting is back at zero, in the router and in the engines, and nothing went wrong inside."""
         gauges = (

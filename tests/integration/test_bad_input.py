@@ -6,16 +6,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.integration.harness import Answer, Raw
 from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Setup, Stack, chat, completion, running_stack
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, socket_dir)) as running:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
         yield running
-        assert running.num_seen == 0, "a bad request reached an engine"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    yield common
+    assert common.num_seen == 0, "a bad request reached an engine"
+    await common.assert_idle()
 
 
 def assert_refused(answer: Answer, status: int = 400) -> dict[str, object]:

@@ -6,16 +6,26 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from anbar.testing.fake_engine import Fault, FaultKind
 from tests.integration.harness import Raw
 from tests.integration.stack import COMPLETIONS, Setup, Stack, completion, running_stack
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, socket_dir)) as running:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    yield common
+    await common.assert_idle()
+    common.restore()
 
 
 async def test_keep_alive(stack: Stack) -> None:

@@ -5,22 +5,31 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from anbar.testing.fake_engine import Fault, FaultKind, Pace
 from tests.integration.stack import MODEL, Setup, Stack, running_stack, text_prompt
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCRIPTS = "سلام دنیا، نمی‌دانم چرا؛ नमस्ते दुनिया, क्षेत्र में ज्ञान — 👩‍👩‍👧 ok"
 MESSAGES = [{"role": "system", "content": "کوتاه بنویس"}, {"role": "user", "content": "नमस्ते, سلام!"}]
 
 
-@pytest.fixture
-async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, socket_dir)) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    yield common
+    await common.assert_idle()
+    common.restore()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="a-user's-key", max_retries=0) as made:
         yield made
@@ -74,11 +83,11 @@ async def test_synchronous_client(stack: Stack) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("dripping", [False, True])
 async def test_persian_and_hindi(stack: Stack, client: AsyncOpenAI, streamed: bool, dripping: bool) -> None:
-    """Text whose characters are split over tokens, and over single-byte writes, arrives as it was sent."""
+    """Text whose characters are split over tokens, and over tiny writes, arrives as it was sent."""
     for engine in stack.engines.values():
         engine.answer = SCRIPTS
         if dripping:
-            engine.arm(Fault(FaultKind.DRIP))
+            engine.arm(Fault(FaultKind.DRIP, drip_bytes=7))
     if streamed:
         stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from anbar.testing.fake_engine import FakeEngine, Script
 from tests.integration.harness import Raw
 from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Setup, Stack, completion, running_stack
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 FIELDS: dict[str, object] = {
     "frequency_penalty": 0.25,
     "logit_bias": {"17": -1.5},
@@ -52,18 +54,25 @@ FIELDS: dict[str, object] = {
 """OpenAI's and vLLM's fields, and some of neither."""
 
 
-@pytest.fixture
-async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
     setup = Setup(
         tokenizer_dir,
-        socket_dir,
+        module_dir,
         num_engines=1,
         engine={"api_key": "engine-key"},
-        entries=[{"api_key_file": str(socket_dir / "key")}],
+        entries=[{"api_key_file": str(module_dir / "key")}],
     )
-    (socket_dir / "key").write_text("engine-key\n")
+    (module_dir / "key").write_text("engine-key\n")
     async with running_stack(setup) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    yield common
+    await common.assert_idle()
+    common.restore()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """How a fake engine can misbehave, as values."""
 
+import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
@@ -8,13 +9,13 @@ class FaultKind(Enum):
     """What happens to a request."""
 
     HANG = "hang"
-    """Accept it and never answer."""
+    """Accept it and do not answer while the fault is armed."""
     HANG_MID_STREAM = "hang_mid_stream"
     """Stop after `after_events` SSE events, the connection open."""
     SLOW = "slow"
     """Wait `delay_s` before the answer."""
     DRIP = "drip"
-    """Send the answer byte by byte, `delay_s` apart (0: as separate writes)."""
+    """Send the answer in pieces of `drip_bytes`, `delay_s` apart (0: as separate writes)."""
     STATUS = "status"
     """Answer with `status` (4xx, 429 with `retry_after_s`, 5xx) in vLLM's error shape."""
     RESET = "reset"
@@ -47,6 +48,7 @@ class Fault:
     scope: Scope = Scope.GENERATE
     after_events: int = 2
     delay_s: float = 0.0
+    drip_bytes: int = 1
     status: int = 500
     message: str = "injected fault"
     retry_after_s: float | None = None
@@ -70,6 +72,7 @@ class FaultBox:
 
     def __init__(self) -> None:
         self._armed: list[tuple[Fault, int]] = []
+        self._cleared = asyncio.Event()
         self.scripts: list[Script] = []
 
     def arm(self, fault: Fault) -> None:
@@ -77,9 +80,15 @@ class FaultBox:
         self._armed.append((fault, fault.count))
 
     def clear(self) -> None:
-        """Disarm everything; requests already caught stay caught."""
+        """Disarm everything; requests that hang go on, as after SIGCONT."""
         self._armed.clear()
         self.scripts.clear()
+        cleared, self._cleared = self._cleared, asyncio.Event()
+        cleared.set()
+
+    async def hang(self) -> None:
+        """Wait until `clear`."""
+        await self._cleared.wait()
 
     def take(self, *, generating: bool) -> Fault | None:
         """The fault for this request, counted."""

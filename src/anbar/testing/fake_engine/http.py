@@ -51,11 +51,12 @@ def _head(status: int, headers: Sequence[Header]) -> bytes:
 
 
 class Exchange:
-    """The answer to one request. `drip_s` not None sends every byte as a write of its own."""
+    """The answer to one request; `drip_bytes` above 0 sends it in pieces of that size, `drip_s` apart."""
 
     def __init__(self, connection: "Connection") -> None:
         self._connection = connection
-        self.drip_s: float | None = None
+        self.drip_bytes = 0
+        self.drip_s = 0.0
         self.started = False
         self.extra: list[Header] = []
         """Headers added to whatever is answered (x-request-id)."""
@@ -66,11 +67,15 @@ class Exchange:
         length = (b"content-length", str(len(body)).encode())
         await self._write(_head(status, [*headers, length, *self.extra]) + body)
 
-    async def respond_half(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """The head of a whole answer and half of its body."""
+    async def respond_part(self, status: int, headers: Sequence[Header], body: bytes, num_sent: int) -> None:
+        """The head of a whole answer and the first `num_sent` bytes of its body."""
         self.started = True
         length = (b"content-length", str(len(body)).encode())
-        await self._write(_head(status, [*headers, length, *self.extra]) + body[: len(body) // 2])
+        await self._write(_head(status, [*headers, length, *self.extra]) + body[:num_sent])
+
+    async def send_rest(self, data: bytes) -> None:
+        """More of a body that `respond_part` began."""
+        await self._write(data)
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         """Begin a chunked answer."""
@@ -98,11 +103,11 @@ class Exchange:
         self._connection.reset()
 
     async def _write(self, data: bytes) -> None:
-        if self.drip_s is None:
+        if not self.drip_bytes:
             await self._connection.write(data)
             return
-        for index in range(len(data)):
-            await self._connection.write(data[index : index + 1])
+        for start in range(0, len(data), self.drip_bytes):
+            await self._connection.write(data[start : start + self.drip_bytes])
             await asyncio.sleep(self.drip_s)
 
 

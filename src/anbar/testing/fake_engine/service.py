@@ -65,9 +65,10 @@ class Service:
             exchange.extra.append((b"x-request-id", request_id.encode("latin-1")))
         generating = request.method == "POST" and request.path in _GENERATE
         if request.path.startswith("/fake/"):
-            await self._small(request, Sink(exchange, None), exchange)
+            await self._small(request, Sink(exchange, self._state.faults, None), exchange)
             return
-        sink = Sink(exchange, self._state.faults.take(generating=generating))
+        faults = self._state.faults
+        sink = Sink(exchange, faults, faults.take(generating=generating))
         if generating:
             await self._generate(request, sink, exchange)
             return

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from anbar.testing.fake_engine.api import ApiError, dump
-from anbar.testing.fake_engine.faults import Fault, FaultKind
+from anbar.testing.fake_engine.faults import Fault, FaultBox, FaultKind
 from anbar.testing.fake_engine.http import Exchange, Header
 
 JSON: tuple[Header, ...] = ((b"content-type", b"application/json"),)
@@ -21,16 +21,12 @@ class FaultStruck(Exception):
     """The fault ended the request: nothing more is to be sent."""
 
 
-async def hang() -> None:
-    """Wait until cancelled."""
-    await asyncio.get_running_loop().create_future()
-
-
 class Sink:
     """One answer on its way out."""
 
-    def __init__(self, exchange: Exchange, fault: Fault | None) -> None:
+    def __init__(self, exchange: Exchange, faults: FaultBox, fault: Fault | None) -> None:
         self._exchange = exchange
+        self._faults = faults
         self._fault = fault
         self._num_events = 0
 
@@ -41,11 +37,11 @@ class Sink:
             return
         match fault.kind:
             case FaultKind.HANG:
-                await hang()
+                await self._faults.hang()
             case FaultKind.SLOW:
                 await asyncio.sleep(fault.delay_s)
             case FaultKind.DRIP:
-                self._exchange.drip_s = fault.delay_s
+                self._exchange.drip_bytes, self._exchange.drip_s = fault.drip_bytes, fault.delay_s
             case FaultKind.RESET:
                 self._exchange.reset()
                 raise FaultStruck
@@ -65,8 +61,13 @@ class Sink:
             return
         if fault.kind is FaultKind.ERROR_MID_STREAM:
             raise ApiError("Internal server error", status=500, kind="InternalServerError")
-        await self._exchange.respond_half(status, headers, body)
-        await self._break(fault)
+        num_sent = len(body) // 2 if fault.after_events else 0
+        await self._exchange.respond_part(status, headers, body, num_sent)
+        if fault.kind is FaultKind.HANG_MID_STREAM:
+            await self._faults.hang()
+            await self._exchange.send_rest(body[num_sent:])
+            return
+        self._break(fault)
 
     async def start_stream(self) -> None:
         """The head of an event stream."""
@@ -85,9 +86,12 @@ class Sink:
                 await self._exchange.send(b"data: " + dump(error.body()) + b"\n\n")
                 await self.done()
                 raise FaultStruck
-            if fault.kind is FaultKind.TRUNCATE:
-                await self._exchange.send_part(event)
-            await self._break(fault)
+            if fault.kind is FaultKind.HANG_MID_STREAM:
+                await self._faults.hang()
+            else:
+                if fault.kind is FaultKind.TRUNCATE:
+                    await self._exchange.send_part(event)
+                self._break(fault)
         self._num_events += 1
         await self._exchange.send(event)
 
@@ -96,10 +100,8 @@ class Sink:
         await self._exchange.send(b"data: [DONE]\n\n")
         await self._exchange.finish()
 
-    async def _break(self, fault: Fault) -> None:
-        if fault.kind is FaultKind.HANG_MID_STREAM:
-            await hang()
-        elif fault.kind is FaultKind.RESET_MID_STREAM:
+    def _break(self, fault: Fault) -> None:
+        if fault.kind is FaultKind.RESET_MID_STREAM:
             self._exchange.reset()
         else:
             self._exchange.close()

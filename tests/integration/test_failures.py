@@ -1,11 +1,13 @@
 """Engines that die, hang, break off, refuse; clients that go away; nothing leaks."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from anbar.testing.fake_engine import Ending, Fault, FaultKind, Scope
 from tests.integration.harness import Raw, eventually
@@ -25,6 +27,7 @@ from tests.integration.stack import (
     text_prompt,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEFORE_FIRST_BYTE = [
     Fault(FaultKind.CLOSE, count=0),
     Fault(FaultKind.RESET, count=0),
@@ -35,26 +38,39 @@ BEFORE_FIRST_BYTE = [
 They last, since a kept connection that breaks is rightly replaced by a new one to the same engine first."""
 
 
-@pytest.fixture
-async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
-    setup = Setup(tokenizer_dir, socket_dir, router={"first_byte_timeout_s": 0.5, "idle_timeout_s": 0.5})
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    setup = Setup(tokenizer_dir, module_dir, router={"first_byte_timeout_s": 0.5, "idle_timeout_s": 0.5})
     async with running_stack(setup) as running:
         yield running
 
 
-async def target_of(stack: Stack, prompt: str) -> str:
-    """Make `prompt` warm, so that it is known where it goes next."""
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    yield common
+    await common.assert_idle()
+    common.restore()
+    for name in common.engines:
+        await common.becomes(name, "ready")
+    await common.followed()
+
+
+_numbers = itertools.count()
+
+
+async def warm(stack: Stack) -> tuple[str, str]:
+    """A prompt that nobody used yet, and the one engine that now has it: it is known where it goes next."""
+    prompt = text_prompt(f"warm {next(_numbers)}")
     first = await stack.complete(prompt)
     await stack.followed()
-    return first.engine
+    return prompt, first.engine
 
 
 @pytest.mark.parametrize("fault", BEFORE_FIRST_BYTE, ids=["close", "reset", "reset after the head"])
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_broken_before_the_first_byte(stack: Stack, fault: Fault, streamed: bool) -> None:
     """An engine that breaks before the first byte of its answer: another one answers, the client sees one."""
-    prompt = text_prompt("broken")
-    target = await target_of(stack, prompt)
+    prompt, target = await warm(stack)
     stack.engines[target].arm(fault)
     answer = await stack.post(COMPLETIONS, completion(prompt, stream=streamed))
     assert answer.status == 200
@@ -66,8 +82,7 @@ async def test_broken_before_the_first_byte(stack: Stack, fault: Fault, streamed
 
 async def test_killed_engine_gets_no_traffic(stack: Stack) -> None:
     """What a killed engine had is answered by the other; it gets nothing until it is healthy again."""
-    prompt = text_prompt("killed")
-    target = await target_of(stack, prompt)
+    prompt, target = await warm(stack)
     dead = stack.engines[target]
     dead.pace.overhead_s = 30.0
     asked = asyncio.create_task(stack.complete(prompt))
@@ -90,8 +105,7 @@ async def test_killed_engine_gets_no_traffic(stack: Stack) -> None:
 
 async def test_engine_hangs(stack: Stack) -> None:
     """An engine that accepts and never answers: after the first-byte timeout the next one answers."""
-    prompt = text_prompt("hung")
-    target = await target_of(stack, prompt)
+    prompt, target = await warm(stack)
     stack.engines[target].arm(Fault(FaultKind.HANG))
     began_s = asyncio.get_running_loop().time()
     answer = await stack.complete(prompt)
@@ -103,8 +117,7 @@ async def test_engine_hangs(stack: Stack) -> None:
 
 async def test_wholly_hung_engine_is_avoided(stack: Stack) -> None:
     """An engine that hangs on everything, health checks included, costs one request its patience."""
-    prompt = text_prompt("stopped")
-    target = await target_of(stack, prompt)
+    prompt, target = await warm(stack)
     stack.engines[target].arm(Fault(FaultKind.HANG, count=0, scope=Scope.ALL))
     began_s = asyncio.get_running_loop().time()
     answers = [await stack.complete(prompt)]
@@ -248,8 +261,7 @@ async def test_500_is_the_answer(stack: Stack) -> None:
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_unavailable_is_tried_elsewhere(stack: Stack, status: int) -> None:
     """502, 503 and 504 say that the engine cannot serve now: the other one answers."""
-    prompt = text_prompt("unavailable")
-    target = await target_of(stack, prompt)
+    prompt, target = await warm(stack)
     stack.engines[target].arm(Fault(FaultKind.STATUS, status=status))
     answer = await stack.complete(prompt)
     assert answer.status == 200

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from anbar.testing.fake_engine import Pace, SharedStore
 from tests.integration.harness import Answer
@@ -21,6 +22,7 @@ from tests.integration.stack import (
     text_prompt,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 BLOCK = 16
 TURNS = [
     {"role": "system", "content": "You keep the books of a storehouse. " * 6},
@@ -28,10 +30,18 @@ TURNS = [
 ]
 
 
-@pytest.fixture
-async def stack(tokenizer_dir: Path, socket_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, socket_dir, num_engines=3)) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    async with running_stack(Setup(tokenizer_dir, module_dir, num_engines=3)) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    yield common
+    await common.assert_idle()
+    common.restore()
+    await common.followed()
 
 
 def assert_hit(answer: Answer, engine: str, at_least: int = BLOCK) -> None:

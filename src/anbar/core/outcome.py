@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId, RequestId
 
@@ -38,8 +40,7 @@ class AttemptFailure(Enum):
     """It answered 502, 503 or 504 before a body."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFinished:
+class RequestFinished(msgspec.Struct, frozen=True):
     """One request from its first byte to its last. Times are seconds; counts of tokens are 0 when unknown."""
 
     request_id: RequestId
@@ -69,23 +70,20 @@ class RequestFinished:
     num_body_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMalformed:
+class RequestMalformed(msgspec.Struct, frozen=True):
     """Something was refused before it was a request: broken HTTP, too large, too slow."""
 
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(msgspec.Struct, frozen=True):
     """An engine was tried and did not answer."""
 
     engine: EngineId
     failure: AttemptFailure
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStateChanged:
+class EngineStateChanged(msgspec.Struct, frozen=True):
     """An engine may now be given requests, or no longer."""
 
     engine: EngineId
@@ -94,23 +92,20 @@ class EngineStateChanged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class KvStreamGap:
+class KvStreamGap(msgspec.Struct, frozen=True):
     """KV events of an engine were lost beyond replay."""
 
     engine: EngineId
     num_missing: int
 
 
-@dataclass(frozen=True, slots=True)
-class KvStreamRestarted:
+class KvStreamRestarted(msgspec.Struct, frozen=True):
     """An engine's event stream began anew: what was known of it is dropped."""
 
     engine: EngineId
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorCaught:
+class SupervisorCaught(msgspec.Struct, frozen=True):
     """A supervisor caught an error that nobody expected: a defect."""
 
     where: str

@@ -27,6 +27,7 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that speak of one connection (RFC 9110, 7.6.1); they are never passed on."""
 
+_PLAIN_CONNECTION = (b"keep-alive", b"close")
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _JSON_TYPE: Header = (b"content-type", b"application/json")
 
@@ -88,21 +89,17 @@ def render_headers(headers: Iterable[Header]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def connection_names(headers: Iterable[Header]) -> frozenset[bytes]:
-    """Headers that `Connection` names: they too end here."""
-    names = {
-        name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")
-    }
-    return frozenset(names - {b"close", b"keep-alive"})
+def _named_by(connection: bytes) -> frozenset[bytes]:
+    """Headers that a `Connection` header names: they too end here."""
+    return frozenset(name.strip().lower() for name in connection.split(b","))
 
 
-def end_to_end(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
+def end_to_end(headers: Sequence[Header], dropped: frozenset[bytes]) -> list[Header]:
     """The headers that may be passed on: neither hop-by-hop, nor named by `Connection`, nor in `dropped`
     (which contains HOP_BY_HOP), nor Anbar's own."""
-    headers = list(headers)
-    named = connection_names(headers)
-    return [
-        (key, value)
-        for key, value in headers
-        if key not in dropped and key not in named and not key.startswith(b"x-anbar-")
-    ]
+    kept = [header for header in headers if header[0] not in dropped and header[0][:8] != b"x-anbar-"]
+    for key, value in headers:
+        if key == b"connection" and value.lower() not in _PLAIN_CONNECTION:
+            named = _named_by(value)
+            kept = [header for header in kept if header[0] not in named]
+    return kept

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -209,7 +209,10 @@ def _judge_prompt(prompt: object) -> None:
 
 
 def _are_tokens(items: list[object]) -> bool:
-    return all(type(item) is int and 0 <= item <= _MAX_COUNT for item in items)
+    if set(map(type, items)) != {int}:  # bool is a type of its own here
+        return False
+    numbers = cast("list[int]", items)
+    return min(numbers) >= 0 and max(numbers) <= _MAX_COUNT
 
 
 def _judge_common(body: _Common, client_kv: ClientKv) -> None:

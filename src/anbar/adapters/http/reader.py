@@ -145,11 +145,11 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         incoming = self._incoming()
         incoming.headers.append((name.lower(), value))
-        self._count_header(incoming, len(name) + len(value) + 4)
+        incoming.header_bytes += len(name) + len(value) + 4
+        if incoming.header_bytes > self._limits.max_header_bytes:
+            self._refuse(f"The headers are longer than {self._limits.max_header_bytes} bytes.", 431)
         if len(incoming.headers) > self._limits.max_headers:
             self._refuse(f"The request has more than {self._limits.max_headers} headers.", 431)
-        if b"\n" in value or b"\r" in value or b"\0" in value:
-            self._refuse("A header value contains a line break or a NUL.", 400)
 
     def on_headers_complete(self) -> None:
         incoming = self._incoming()
@@ -185,11 +185,6 @@ class RequestReader:
     def _incoming(self) -> Incoming:
         assert self.current is not None, "the parser announces each message before its parts"
         return self.current
-
-    def _count_header(self, incoming: Incoming, num_bytes: int) -> None:
-        incoming.header_bytes += num_bytes
-        if incoming.header_bytes > self._limits.max_header_bytes:
-            self._refuse(f"The headers are longer than {self._limits.max_header_bytes} bytes.", 431)
 
     def _count_head(self, incoming: Incoming, num_bytes: int) -> None:
         incoming.head_bytes += num_bytes

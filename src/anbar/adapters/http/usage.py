@@ -9,7 +9,9 @@ TAIL_BYTES = 4096
 """How much of an answer's end is kept to find its usage in: a usage object has some 300 bytes and stands at
 the end of a stream; in a JSON answer it follows the choices."""
 
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE = b'"usage"'
+_OBJECT = re.compile(rb"\s*:\s*(?=\{)")
+_BRACE = re.compile(rb"[{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,10 @@ _decoder = msgspec.json.Decoder(_Usage)
 
 def find_usage(tail: bytes) -> Usage | None:
     """The last usage object in `tail`, the end of a JSON answer or of an event stream."""
-    for match in reversed(list(_USAGE.finditer(tail))):
-        found = _read(tail, match.end() - 1)
+    end = len(tail)
+    while (end := tail.rfind(_USAGE, 0, end)) >= 0:
+        value = _OBJECT.match(tail, end + len(_USAGE))
+        found = _read(tail, value.end()) if value is not None else None
         if found is not None:
             return found
     return None
@@ -45,11 +49,11 @@ def find_usage(tail: bytes) -> Usage | None:
 
 def _read(tail: bytes, start: int) -> Usage | None:
     depth = 0
-    for brace in re.finditer(rb"[{}]", tail[start:]):
+    for brace in _BRACE.finditer(tail, start):
         depth += 1 if brace[0] == b"{" else -1
         if depth == 0:
             try:
-                usage = _decoder.decode(tail[start : start + brace.end()])
+                usage = _decoder.decode(tail[start : brace.end()])
             except msgspec.DecodeError:
                 return None
             details = usage.prompt_tokens_details

@@ -4,6 +4,7 @@ Numbers of tokens by cache are what the router predicted and what the engine rep
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,6 +19,7 @@ from anbar.core.outcome import (
     FleetGauges,
     KvStreamGap,
     KvStreamRestarted,
+    Outcome,
     RequestFinished,
     RequestMalformed,
     SupervisorCaught,
@@ -106,6 +108,8 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, look: Callable[[], FleetGauges]) -> None:
         self._registry = registry
+        self._counts: dict[tuple[str, EngineId, int, Outcome], Counter] = {}
+        self._children: dict[tuple[str, EngineId], _Children] = {}
         registry.register(_FleetCollector(look))
 
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
@@ -211,24 +215,63 @@ class RouterMetrics:
 
     def _finished(self, event: RequestFinished) -> None:
         engine = event.engine or EngineId("")
-        key = (event.model, engine)
-        self._requests.labels(event.model, engine, str(event.status), event.outcome.value).inc()
+        self._count(event.model, engine, event.status, event.outcome).inc()
         if event.degraded:
             self._degraded.labels(event.model, event.degraded).inc()
         if event.tokenize_s > 0.0:
             self._tokenize.labels(event.model).observe(event.tokenize_s)
         if event.engine is None:
             return
-        self._e2e.labels(*key).observe(event.e2e_s)
-        self._prompt.labels(*key).inc(event.num_prompt_tokens)
-        self._output.labels(*key).inc(event.num_output_tokens)
+        of = self._of(event.model, engine)
+        of.e2e.observe(event.e2e_s)
+        of.prompt.inc(event.num_prompt_tokens)
+        of.output.inc(event.num_output_tokens)
         if event.reported_cached_tokens is not None:
-            self._predicted.labels(*key).inc(event.predicted_cached_tokens)
-            self._reported.labels(*key).inc(event.reported_cached_tokens)
-            over = max(0, event.predicted_cached_tokens - event.reported_cached_tokens)
-            self._over.labels(*key).observe(over)
+            of.predicted.inc(event.predicted_cached_tokens)
+            of.reported.inc(event.reported_cached_tokens)
+            of.over.observe(max(0, event.predicted_cached_tokens - event.reported_cached_tokens))
         if event.stream and event.ttft_s is not None:
-            self._ttft.labels(*key).observe(event.ttft_s)
+            of.ttft.observe(event.ttft_s)
             if event.num_chunks > 1:
-                self._gap_mean.labels(*key).observe(event.mean_gap_s)
-                self._gap_max.labels(*key).observe(event.max_gap_s)
+                of.gap_mean.observe(event.mean_gap_s)
+                of.gap_max.observe(event.max_gap_s)
+
+    def _count(self, model: str, engine: EngineId, status: int, outcome: Outcome) -> Counter:
+        key = (model, engine, status, outcome)
+        child = self._counts.get(key)
+        if child is None:
+            child = self._requests.labels(model, engine, str(status), outcome.value)
+            self._counts[key] = child
+        return child
+
+    def _of(self, model: str, engine: EngineId) -> "_Children":
+        key = (model, engine)
+        children = self._children.get(key)
+        if children is None:
+            children = self._children[key] = _Children(
+                e2e=self._e2e.labels(*key),
+                prompt=self._prompt.labels(*key),
+                output=self._output.labels(*key),
+                predicted=self._predicted.labels(*key),
+                reported=self._reported.labels(*key),
+                over=self._over.labels(*key),
+                ttft=self._ttft.labels(*key),
+                gap_mean=self._gap_mean.labels(*key),
+                gap_max=self._gap_max.labels(*key),
+            )
+        return children
+
+
+@dataclass(frozen=True, slots=True)
+class _Children:
+    """The metrics of one model on one engine: finding them by labels costs more than moving them."""
+
+    e2e: Histogram
+    prompt: Counter
+    output: Counter
+    predicted: Counter
+    reported: Counter
+    over: Histogram
+    ttft: Histogram
+    gap_mean: Histogram
+    gap_max: Histogram

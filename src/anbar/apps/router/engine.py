@@ -20,32 +20,36 @@ PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, overhead_s=0.005)
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine said of itself in its last good probe."""
+    """What an engine said of itself in its last good probe; see `facts_of`."""
 
-    models: tuple[ServedModel, ...] = ()
+    names: frozenset[str] = frozenset()
+    """The models it serves, LoRA adapters included."""
+    adapters: frozenset[str] = frozenset()
+    """Which of `names` are LoRA adapters."""
+    root: str = ""
+    """The identity of the weights."""
+    max_model_len: int = 0
+    """Tokens of context; 0: it does not say."""
     cards: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """By model: its entry in the engine's `/v1/models` as it is, for clients."""
     version: str = ""
     block_size: int = 0
     """Tokens; 0: it does not say."""
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(model.name for model in self.models)
 
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of context; 0 when it does not say."""
-        return max((model.max_model_len or 0 for model in self.models), default=0)
-
-    @property
-    def root(self) -> str:
-        """The identity of the weights."""
-        return next((model.root for model in self.models if model.parent is None), "")
-
-    def adapter(self, name: str) -> str | None:
-        """The LoRA adapter that the name means, if it is one."""
-        return next((m.name for m in self.models if m.name == name and m.parent is not None), None)
+def facts_of(
+    models: Sequence[ServedModel], cards: Mapping[str, Mapping[str, object]], before: EngineFacts
+) -> EngineFacts:
+    """Facts from `/v1/models`; version and block size stay as `before`."""
+    return EngineFacts(
+        names=frozenset(model.name for model in models),
+        adapters=frozenset(model.name for model in models if model.parent is not None),
+        root=next((model.root for model in models if model.parent is None), ""),
+        max_model_len=max((model.max_model_len or 0 for model in models), default=0),
+        cards=cards,
+        version=before.version,
+        block_size=before.block_size,
+    )
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Which headers cross the router, and which it adds."""
 
 import re
-import uuid
+import secrets
 
 from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
 from anbar.core.ids import EngineId, RequestId
@@ -28,7 +28,7 @@ def request_id(request: Request) -> RequestId:
     given = request.header(b"x-request-id")
     if given is not None and _SANE_ID.fullmatch(given):
         return RequestId(given.decode())
-    return RequestId(uuid.uuid4().hex)
+    return RequestId(secrets.token_hex(16))
 
 
 def id_headers(rid: RequestId) -> tuple[Header, Header]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from anbar.adapters.vllm.probe import (
     parse_version,
 )
 from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokenizer
-from anbar.apps.router.engine import Engine, EngineFacts
+from anbar.apps.router.engine import Engine, EngineFacts, facts_of
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.prompts import Prompts
 from anbar.core.errors import ConfigError, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
@@ -115,7 +115,7 @@ class Monitor:
         if not models:
             raise WireError("/v1/models: lists no model")
         before = engine.facts
-        engine.facts = EngineFacts(models, _cards(page), before.version, before.block_size)
+        engine.facts = facts_of(models, _cards(page), before)
         if not engine.is_ready:
             await self._admit(engine, attached)
         elif before.names != engine.facts.names:
@@ -125,7 +125,7 @@ class Monitor:
         cache = parse_metrics(await _page(engine, "/metrics")).cache
         version = parse_version(await _page(engine, "/version"))
         block_size = cache.block_size if cache is not None else 0
-        engine.facts = EngineFacts(engine.facts.models, engine.facts.cards, version, block_size)
+        engine.facts = replace(engine.facts, version=version, block_size=block_size)
         await self._tokenizer(engine, attached)
         engine.profile = _profile(engine.facts, cache, self._parts.cache)
         if engine.profile is None:

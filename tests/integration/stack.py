@@ -157,6 +157,7 @@ class Setup:
     num_engines: int = 2
     router: Mapping[str, object] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, object] = field(default_factory=dict)
     entries: Sequence[Mapping[str, object]] = ()
     """Further keys of each engine's entry in the file."""
 
@@ -180,7 +181,7 @@ class Setup:
             entries.append({"name": name, "url": engine.url, **more})
         settings = {"host": "127.0.0.1", "port": port, **QUICK, **self.router}
         path = self.directory / "anbar.yaml"
-        cache = {"mode": "shared", "store": {"id": "test"}}
+        cache = {"mode": "shared", "store": {"id": "test"}, **self.cache}
         content = {
             "state_dir": str(self.directory / "state"),
             "engines": entries,

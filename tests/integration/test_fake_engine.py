@@ -25,6 +25,7 @@ from anbar.testing.fake_engine import (
     Pace,
     PagedCache,
     SharedStore,
+    Tiers,
     block_hashes,
 )
 from anbar.testing.fake_engine.blocks import NoFreeBlocks
@@ -128,7 +129,7 @@ def test_generated_blocks_and_eviction_events() -> None:
 def test_tiers_continue_the_device_prefix() -> None:
     """What left the device comes back from host RAM or the shared store, which announce hashes alone."""
     shared = SharedStore("anbar:s")
-    cache = PagedCache(num_blocks=4, block_size=2, host_blocks=2, shared=shared)
+    cache = PagedCache(num_blocks=4, block_size=2, tiers=Tiers(host_chunks=2, shared=shared))
     cache.release(cache.admit([1, 2, 3, 4, 5, 6, 7], Identity()))
     stored = [e for e in cache.take_events() if isinstance(e, BlockStored)]
     media = [(e.medium, e.ownership, list(e.token_ids), e.block_size) for e in stored]
@@ -138,8 +139,25 @@ def test_tiers_continue_the_device_prefix() -> None:
     cache.release(cache.admit([9] * 8, Identity()))
     again = cache.admit([1, 2, 3, 4, 5, 6, 7], Identity())
     assert (again.num_device, again.num_host + again.num_shared) == (0, 6)
-    other = PagedCache(num_blocks=4, block_size=2, shared=shared)
+    other = PagedCache(num_blocks=4, block_size=2, tiers=Tiers(shared=shared))
     assert other.admit([1, 2, 3, 4, 5, 6, 7], Identity()).num_shared == 6
+
+
+def test_tiers_serve_whole_chunks() -> None:
+    """Chunks are served whole, to a prompt's last token, but never for less than one chunk."""
+    shared = SharedStore("anbar:s")
+    tiers = Tiers(shared=shared, chunk_blocks=2)
+    first = PagedCache(num_blocks=8, block_size=2, tiers=tiers)
+    first.release(first.admit(list(range(12)), Identity()))
+    assert len(shared.blocks) == 3
+    other = PagedCache(num_blocks=8, block_size=2, tiers=tiers)
+    assert other.admit(list(range(11)), Identity()).num_shared == 8
+    whole = PagedCache(num_blocks=8, block_size=2, tiers=tiers)
+    assert whole.admit(list(range(12)), Identity()).num_shared == 12
+    half = PagedCache(num_blocks=8, block_size=2, tiers=tiers)
+    half.release(half.admit([0, 1, 2, 3, 4, 5, 99], Identity()))
+    again = half.admit(list(range(8)), Identity())
+    assert (again.num_device, again.num_shared) == (6, 0), "two tokens are less than a chunk"
 
 
 async def test_restart_begins_at_sequence_zero(tokenizer_dir: Path, socket_dir: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from anbar.testing.fake_engine import Pace, SharedStore
+from anbar.testing.fake_engine import Pace, SharedStore, Tiers
 from tests.integration.harness import Answer
 from tests.integration.stack import (
     COMPLETIONS,
@@ -170,7 +170,7 @@ async def test_salts_do_not_share_the_store(tokenizer_dir: Path, socket_dir: Pat
         tokenizer_dir,
         socket_dir,
         router={"client_kv_fields": "allow"},
-        engine={"shared": SharedStore(), "host_blocks": 256},
+        engine={"tiers": Tiers(256, SharedStore())},
     )
     async with running_stack(setup) as stack:
         prompt = text_prompt("salted store")
@@ -202,7 +202,7 @@ async def test_lora_adapters_do_not_share(tokenizer_dir: Path, socket_dir: Path)
 
 async def test_store_hit_goes_to_the_least_busy(tokenizer_dir: Path, socket_dir: Path) -> None:
     """A prefix that only the shared store has may be served by any engine: the idle one gets it."""
-    setup = Setup(tokenizer_dir, socket_dir, num_engines=3, engine={"shared": SharedStore()})
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=3, engine={"tiers": Tiers(shared=SharedStore())})
     async with running_stack(setup) as stack:
         prompt = text_prompt("stored")
         first = await stack.complete(prompt)
@@ -226,7 +226,7 @@ async def test_store_hit_goes_to_the_least_busy(tokenizer_dir: Path, socket_dir:
 
 async def test_store_outlives_the_engine_that_filled_it(tokenizer_dir: Path, socket_dir: Path) -> None:
     """The engine that stored a prefix dies: another one serves it from the store, as predicted."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"shared": SharedStore()})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"tiers": Tiers(shared=SharedStore())})
     async with running_stack(setup) as stack:
         prompt = text_prompt("survivor")
         first = await stack.complete(prompt)
@@ -240,9 +240,36 @@ async def test_store_outlives_the_engine_that_filled_it(tokenizer_dir: Path, soc
         await stack.becomes(first.engine, "ready")
 
 
+@pytest.mark.parametrize("chunk_blocks", [1, 3])
+async def test_store_serves_to_the_last_token(
+    tokenizer_dir: Path, socket_dir: Path, chunk_blocks: int
+) -> None:
+    """From the store come whole chunks, a prompt's last token included, and they continue the device's."""
+    tiers = Tiers(shared=SharedStore(), chunk_blocks=chunk_blocks)
+    setup = Setup(tokenizer_dir, socket_dir, engine={"tiers": tiers}, cache={"chunk_blocks": chunk_blocks})
+    async with running_stack(setup) as stack:
+        ids = next(iter(stack.engines.values())).tokenizer.encode(text_prompt("to the last", words=200))
+        full = 12 * BLOCK
+        await stack.complete(ids[:full], max_tokens=1)
+        await stack.followed()
+        for engine in stack.engines.values():
+            engine.reset_prefix_cache()
+        await stack.followed()
+        whole = await stack.complete(ids[:full], max_tokens=1)
+        assert whole.predicted == whole.cached == full
+        for length in (full - 1, full + 5, full // 2, 5 * BLOCK + 3, full):
+            for engine in stack.engines.values():
+                engine.reset_prefix_cache()
+            await stack.complete(ids[: 2 * BLOCK], max_tokens=1)  # the device has a little
+            await stack.followed()
+            answer = await stack.complete(ids[:length], max_tokens=1)
+            assert answer.predicted == answer.cached > 0, length
+            await stack.followed()
+
+
 async def test_host_tier_is_predicted(tokenizer_dir: Path, socket_dir: Path) -> None:
     """A prefix that was evicted to host RAM is predicted there and comes back from there."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"host_blocks": 512})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"tiers": Tiers(host_chunks=512)})
     async with running_stack(setup) as stack:
         first = await stack.complete(text_prompt("evicted"))
         await stack.followed()

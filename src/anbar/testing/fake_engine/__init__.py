@@ -8,7 +8,7 @@ It runs on the test's event loop, or as a process: `python -m anbar.testing.fake
 keeps to is checked by `anbar.testing.engine_contract`, which runs against real vLLM too.
 """
 
-from anbar.testing.fake_engine.blocks import Identity, PagedCache, SharedStore, block_hashes
+from anbar.testing.fake_engine.blocks import Identity, PagedCache, SharedStore, Tiers, block_hashes
 from anbar.testing.fake_engine.engine import FakeEngine
 from anbar.testing.fake_engine.faults import Fault, FaultKind, Scope, Script
 from anbar.testing.fake_engine.records import Ending, Seen
@@ -34,6 +34,7 @@ __all__ = [
     "Script",
     "Seen",
     "SharedStore",
+    "Tiers",
     "block_hashes",
     "write_tokenizer",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvloop
 
-from anbar.testing.fake_engine import FakeEngine, FakeEngineConfig, Framing, Pace, write_tokenizer
+from anbar.testing.fake_engine import FakeEngine, FakeEngineConfig, Framing, Pace, Tiers, write_tokenizer
 
 
 def _arguments() -> argparse.Namespace:
@@ -24,7 +24,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--num-blocks", type=int, default=4096)
     parser.add_argument("--max-model-len", type=int, default=8192)
-    parser.add_argument("--host-blocks", type=int, default=0, help="blocks of the host-RAM tier")
+    parser.add_argument("--host-chunks", type=int, default=0, help="room of the host-RAM tier")
+    parser.add_argument("--chunk-blocks", type=int, default=1, help="blocks per offloaded chunk")
     parser.add_argument("--prefill-s-per-token", type=float, default=0.0)
     parser.add_argument("--token-s", type=float, default=0.0)
     return parser.parse_args()
@@ -43,7 +44,7 @@ async def _serve(options: argparse.Namespace, tokenizer: Path) -> None:
         block_size=options.block_size,
         num_blocks=options.num_blocks,
         max_model_len=options.max_model_len,
-        host_blocks=options.host_blocks,
+        tiers=Tiers(options.host_chunks, None, options.chunk_blocks),
         pace=Pace(prefill_s_per_token=options.prefill_s_per_token, token_s=options.token_s),
     )
     stopped = asyncio.Event()

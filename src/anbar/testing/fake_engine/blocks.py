@@ -1,9 +1,10 @@
 """The engine's paged prefix cache: block hashes, the device pool, host RAM and a shared store.
 
 The rules are vLLM 0.32's (`v1/core/block_pool.py`, `kv_cache_manager.py`): only full blocks are cached,
-under the hash of (parent's hash, tokens, extra keys); a prompt's last token is never served from the cache;
+under the hash of (parent's hash, tokens, extra keys); a prompt's last token is never served from the device;
 blocks of finished requests stay until their place is needed, the longest unused first and a request's tail
-before its head.
+before its head. The offload tiers hold chunks of blocks under the hash of a chunk's last block, and may serve
+a prompt to its last token (`distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`).
 """
 
 import hashlib
@@ -59,6 +60,7 @@ class SharedStore:
         self.owner = owner
         """The `ownership` of its events, `anbar:<store id>`."""
         self.blocks: set[bytes] = set()
+        """Hashes of the last blocks of its chunks."""
 
 
 @dataclass(slots=True)
@@ -86,19 +88,29 @@ class _Block:
     hash: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where blocks go beyond the device."""
+
+    host_chunks: int = 0
+    """Room in host RAM; 0 means no host tier."""
+    shared: SharedStore | None = None
+    """Every chunk that is computed is stored there."""
+    chunk_blocks: int = 1
+    """Device blocks in a chunk."""
+
+
+NO_TIERS = Tiers()
+
+
 class NoFreeBlocks(Exception):
     """The pool has not enough unused blocks now: the request waits."""
 
 
 class PagedCache:
-    """Device blocks with an optional host tier (`host_blocks`) and shared tier; collects events.
+    """Device blocks, and the tiers below them; collects events."""
 
-    `host_blocks` 0 means no host tier. With a shared tier every block that is computed is stored there.
-    """
-
-    def __init__(
-        self, num_blocks: int, block_size: int, host_blocks: int = 0, shared: SharedStore | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, tiers: Tiers = NO_TIERS) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks {num_blocks} and block_size {block_size} must be at least 1")
         self.num_blocks = num_blocks
@@ -107,8 +119,7 @@ class PagedCache:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_hash: dict[bytes, dict[int, None]] = {}
         self._host: OrderedDict[bytes, None] = OrderedDict()
-        self._host_blocks = host_blocks
-        self._shared = shared
+        self._tiers = tiers
         self._events: list[Event] = []
 
     @property
@@ -141,8 +152,9 @@ class PagedCache:
             self._free.pop(block, None)
             self._blocks[block].references += 1
         seq.blocks = hits + [self._take() for _ in range(needed)]
-        host, shared = self._offloaded(usable, device)
-        seq.num_device, seq.num_host, seq.num_shared = (n * self.block_size for n in (device, host, shared))
+        seq.num_device = device * self.block_size
+        if reads_cache:
+            self._look_below(seq)
         seq.num_cached_blocks = device
         self._cache_full(seq, len(seq.hashes))
         return seq
@@ -183,20 +195,30 @@ class PagedCache:
             assert (entry.references == 0) == (index in self._free), index
             assert entry.hash is None or index in self._by_hash[entry.hash], index
         assert sum(map(len, self._by_hash.values())) == sum(e.hash is not None for e in self._blocks)
-        assert len(self._host) <= self._host_blocks
+        assert len(self._host) <= self._tiers.host_chunks
 
-    def _offloaded(self, usable: Sequence[bytes], device: int) -> tuple[int, int]:
-        """Blocks that continue the device's prefix from host RAM and from the shared store."""
+    def _look_below(self, seq: Allocation) -> None:
+        """Count what continues the device's prefix in the tiers below: whole chunks, one at least.
+
+        The device's prefix may end inside the first of them, which is then loaded from there on.
+        """
+        chunk_blocks = self._tiers.chunk_blocks
+        chunk_tokens = chunk_blocks * self.block_size
+        ends = seq.hashes[chunk_blocks - 1 :: chunk_blocks]
+        stored = self._tiers.shared.blocks if self._tiers.shared else set[bytes]()
         host = shared = 0
-        stored = self._shared.blocks if self._shared else set[bytes]()
-        for h in usable[device:]:
-            if h in self._host:
-                host += 1
-            elif h in stored:
-                shared += 1
+        at = seq.num_device
+        for end in ends[at // chunk_tokens :]:
+            gained = chunk_tokens - at % chunk_tokens
+            if end in self._host:
+                host += gained
+            elif end in stored:
+                shared += gained
             else:
                 break
-        return host, shared
+            at += gained
+        if host + shared >= chunk_tokens:
+            seq.num_host, seq.num_shared = host, shared
 
     def _take(self) -> int:
         if not self._free:
@@ -233,26 +255,29 @@ class PagedCache:
                 extra_keys=[seq.identity.published(i) for i in range(first, num_full)],
             )
         )
-        self._offload(new)
+        chunk_blocks = self._tiers.chunk_blocks
+        ends = range((first // chunk_blocks + 1) * chunk_blocks - 1, num_full, chunk_blocks)
+        self._offload([seq.hashes[index] for index in ends])
 
-    def _offload(self, hashes: Sequence[bytes]) -> None:
-        """Copy new blocks to the tiers below, announcing each by hash alone (a placeholder event)."""
-        if self._host_blocks:
-            fresh = [h for h in hashes if h not in self._host]
-            for h in hashes:
-                self._host[h] = None
-                self._host.move_to_end(h)
+    def _offload(self, ends: Sequence[bytes]) -> None:
+        """Copy new chunks to the tiers below, announcing each by hash alone (a placeholder event)."""
+        if self._tiers.host_chunks:
+            fresh = [end for end in ends if end not in self._host]
+            for end in ends:
+                self._host[end] = None
+                self._host.move_to_end(end)
             evicted: list[bytes] = []
-            while len(self._host) > self._host_blocks:
+            while len(self._host) > self._tiers.host_chunks:
                 evicted.append(self._host.popitem(last=False)[0])
             if evicted:
                 self._events.append(BlockRemoved(evicted, "CPU"))
-            self._events.extend(placeholder(h, "CPU") for h in fresh if h in self._host)
-        if self._shared is not None:
-            fresh = [h for h in hashes if h not in self._shared.blocks]
-            self._shared.blocks.update(fresh)
+            self._events.extend(placeholder(end, "CPU") for end in fresh if end in self._host)
+        shared = self._tiers.shared
+        if shared is not None:
+            fresh = [end for end in ends if end not in shared.blocks]
+            shared.blocks.update(fresh)
             self._events.extend(
-                placeholder(h, "STORAGE", locality="REMOTE", ownership=self._shared.owner) for h in fresh
+                placeholder(end, "STORAGE", locality="REMOTE", ownership=shared.owner) for end in fresh
             )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from anbar.testing.fake_engine.api import Limits
-from anbar.testing.fake_engine.blocks import PagedCache, SharedStore
+from anbar.testing.fake_engine.blocks import NO_TIERS, PagedCache, Tiers
 from anbar.testing.fake_engine.faults import FaultBox
 from anbar.testing.fake_engine.records import Records
 from anbar.testing.fake_engine.scheduler import Counters, Pace, Scheduler
@@ -36,9 +36,8 @@ class FakeEngineConfig:
     num_blocks: int = 4096
     max_model_len: int = 8192
     max_num_seqs: int = 256
-    host_blocks: int = 0
-    """Blocks of the host-RAM tier; 0 has none."""
-    shared: SharedStore | None = None
+    tiers: Tiers = NO_TIERS
+    """Host RAM and shared store."""
     prompt_tokens_details: bool = True
     """`--enable-prompt-tokens-details`: usage shows cached_tokens."""
     pace: Pace = field(default_factory=Pace)
@@ -72,7 +71,7 @@ class EngineState:
     def begin_life(self) -> None:
         """A cold cache, counters at zero, events from sequence 0."""
         config = self.config
-        self.cache = PagedCache(config.num_blocks, config.block_size, config.host_blocks, config.shared)
+        self.cache = PagedCache(config.num_blocks, config.block_size, config.tiers)
         self.publisher: Publisher | None = None
         if config.events:
             self.publisher = Publisher(

@@ -1,0 +1,229 @@
+"""Engines that answer by script, and a router's data path in front of them, on real loopback sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
+from anbar.adapters.http.openai import ClientKv, Endpoint
+from anbar.adapters.http.server import HttpServer
+from anbar.adapters.http.upstream import Endpoint as Address
+from anbar.adapters.http.upstream import UpstreamPool
+from anbar.apps.router.engine import Engine, EngineFacts, Fleet
+from anbar.apps.router.flow import Flow, FlowParts
+from anbar.apps.router.health import Health
+from anbar.apps.router.prompts import Prompts
+from anbar.core.clock import ManualClock
+from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
+from anbar.core.ids import EngineId
+from anbar.core.outcome import Event, RequestFinished
+from anbar.core.request import RouteQuery
+from anbar.route import PrefixIndex
+
+LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
+SSE = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+END = b"0\r\n\r\n"
+
+Script = Callable[["Connection"], Awaitable[None]]
+
+
+@dataclass
+class Connection:
+    """One connection to a scripted engine, with the request that came on it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    head: bytes = b""
+    body: bytes = b""
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def send_chunk(self, data: bytes) -> None:
+        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def gone(self) -> None:
+        """Until the router closes the connection."""
+        while await self.reader.read(1000):
+            pass
+
+
+def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> Script:
+    """Answer each request with a JSON body."""
+
+    async def script(connection: Connection) -> None:
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
+            status,
+            len(body),
+        )
+        await connection.send(head + extra + b"\r\n" + body)
+
+    return script
+
+
+async def die(connection: Connection) -> None:
+    """Close without an answer."""
+    connection.writer.transport.abort()
+
+
+async def hang(connection: Connection) -> None:
+    """Never answer."""
+    await connection.gone()
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers by `script`, which may be replaced; keeps what it saw."""
+
+    script: Script
+    port: int = 0
+    heads: list[bytes] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    server: asyncio.Server | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self.server is not None:
+            self.server.close()
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedEngine]:
+    """A running scripted engine."""
+    engine = ScriptedEngine(script)
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        engine.tasks.add(task)
+        try:
+            while True:
+                connection = Connection(reader, writer)
+                connection.head = await reader.readuntil(b"\r\n\r\n")
+                for line in connection.head.split(b"\r\n"):
+                    if line.lower().startswith(b"content-length:"):
+                        connection.body = await reader.readexactly(int(line[15:]))
+                engine.heads.append(connection.head)
+                engine.bodies.append(connection.body)
+                await engine.script(connection)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            engine.tasks.discard(task)
+            writer.transport.abort()
+
+    engine.server = await asyncio.start_server(run, "127.0.0.1", port)
+    engine.port = engine.server.sockets[0].getsockname()[1]
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+class InOrder:
+    """A policy that tries engines in the order of the fleet and predicts a match it was told."""
+
+    name = "in_order"
+
+    def __init__(self, num_predicted: int = 0) -> None:
+        self.match = PrefixMatch(num_predicted, num_predicted, num_predicted)
+
+    def decide(
+        self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+    ) -> Route:
+        target, *rest = [engine.id for engine in engines]
+        predictions = {engine.id: Prediction(self.match) for engine in engines}
+        return Route(target, tuple(rest), predictions, self.name, "it is the first")
+
+
+@dataclass
+class Path:
+    """A router's data path: where it listens, and what it did."""
+
+    port: int
+    fleet: Fleet
+    flow: Flow
+    events: list[Event]
+
+    async def finished(self) -> RequestFinished:
+        """The event of the one request that was made; all accounting is back at zero then."""
+        for _ in range(200):
+            done = [event for event in self.events if isinstance(event, RequestFinished)]
+            if done and not self.flow.num_running:
+                break
+            await asyncio.sleep(0.01)
+        (event,) = done
+        for engine in self.fleet:
+            load = engine.load
+            assert (load.num_in_flight, load.queued_prefill_tokens, load.num_decoding) == (0, 0, 0)
+        return event
+
+
+def engine_at(port: int, name: str, key: str = "") -> Engine:
+    """A ready engine with the model `m`, never probed."""
+    health = Health(lambda before, after, reason: None)
+    health.probe_succeeded()
+    auth = ((b"authorization", b"Bearer " + key.encode()),) if key else ()
+    pool = UpstreamPool(Address("127.0.0.1", port), LIMITS)
+    facts = EngineFacts(names=frozenset({"m"}), root="m", max_model_len=1000, block_size=16)
+    return Engine(EngineId(name), f"http://127.0.0.1:{port}", pool, auth, health, facts=facts)
+
+
+@asynccontextmanager
+async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIterator[Path]:
+    """A server whose every request flows to `engines`."""
+    events: list[Event] = []
+    fleet = Fleet(engines)
+    async with AsyncExitStack() as stack:
+        executor = stack.enter_context(ThreadPoolExecutor(1))
+        parts = FlowParts(
+            fleet=fleet,
+            index=PrefixIndex(),
+            policy=InOrder(num_predicted),
+            prompts=Prompts(executor),
+            emit=events.append,
+            clock=ManualClock(),
+            client_kv=ClientKv.REFUSE,
+        )
+        flow = Flow(parts)
+        server = HttpServer(lambda exchange: flow.start(exchange, Endpoint.COMPLETIONS), ServerLimits())
+        port = await server.start("127.0.0.1", 0)
+        try:
+            yield Path(port, fleet, flow, events)
+        finally:
+            await server.stop()
+            await flow.stop()
+            for engine in engines:
+                engine.pool.close()
+
+
+REQUEST = b'{"model": "m", "prompt": [1, 2, 3, 4, 5],  "max_tokens": 4}'
+STREAM = (
+    b'{"model": "m", "prompt": [1, 2, 3, 4, 5], "stream": true, "stream_options": {"include_usage": true}}'
+)
+
+
+def post(body: bytes, extra: bytes = b"connection: close\r\n") -> bytes:
+    """A request, on a connection that ends with its answer."""
+    head = b"POST /v1/completions?x=1 HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\n"
+    return b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(body), extra, body)
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """The whole of what comes back until the connection ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,97 @@
+"""An engine's load returns to zero on every path; its health follows probes and failed connections."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anbar.apps.router.health import FAILURES_BEFORE_UNHEALTHY, Health
+from anbar.apps.router.load import EngineLoad, Share
+from anbar.core.fleet import EngineState
+
+READY, STARTING, UNHEALTHY = EngineState.READY, EngineState.STARTING, EngineState.UNHEALTHY
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["begin", "byte", "end"]), st.integers(0, 100))))
+def test_load_is_the_sum_of_what_is_open(steps: list[tuple[int, str, int]]) -> None:
+    """Any interleaving of requests against a plain model: the counts are always those of the open ones."""
+    load = EngineLoad()
+    shares: dict[int, Share] = {}
+    queued: dict[int, int] = {}
+    for name, step, tokens in steps:
+        if step == "begin" and name not in shares:
+            shares[name] = load.hold(tokens).__enter__()
+            queued[name] = tokens
+        elif step == "byte" and name in queued:
+            shares[name].first_byte()
+            del queued[name]
+        elif step == "end" and name in shares:
+            shares.pop(name).__exit__(None, None, None)
+            queued.pop(name, None)
+        assert load.num_in_flight == len(shares)
+        assert load.queued_prefill_tokens == sum(queued.values())
+        assert load.num_decoding == len(shares) - len(queued)
+    for share in shares.values():
+        share.__exit__(None, None, None)
+    assert (load.num_in_flight, load.queued_prefill_tokens, load.num_decoding) == (0, 0, 0)
+
+
+def test_share_is_returned_when_a_request_fails() -> None:
+    """An exception within the share, before or after the first byte, leaves nothing behind."""
+    load = EngineLoad()
+
+    def fail(begun: bool) -> None:
+        with load.hold(5) as share:
+            if begun:
+                share.first_byte()
+            raise RuntimeError
+
+    for begun in (False, True):
+        with pytest.raises(RuntimeError):
+            fail(begun)
+    assert (load.num_in_flight, load.queued_prefill_tokens, load.num_decoding) == (0, 0, 0)
+
+
+class Changes:
+    """Collects what a Health says."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[EngineState, EngineState]] = []
+        self.health = Health(lambda before, after, reason: self.seen.append((before, after)))
+
+
+def test_failed_connection_is_unhealthy_at_once_and_only_a_probe_readmits() -> None:
+    """READY, one failed connection: UNHEALTHY; it stays so until a good probe."""
+    changes = Changes()
+    health = changes.health
+    health.probe_succeeded()
+    health.connection_failed("refused")
+    assert (health.state, health.reason) == (UNHEALTHY, "refused")
+    health.connection_failed("refused again")
+    health.probe_succeeded()
+    assert health.state is READY
+    assert health.last_error == "refused again"
+    assert changes.seen == [(STARTING, READY), (READY, UNHEALTHY), (UNHEALTHY, READY)]
+
+
+def test_late_probes_need_to_repeat() -> None:
+    """A probe that is late once means a busy engine; several in a row, an engine that hangs."""
+    health = Changes().health
+    health.probe_succeeded()
+    for _ in range(FAILURES_BEFORE_UNHEALTHY - 1):
+        health.probe_was_late("slow")
+    assert health.state is READY
+    health.probe_succeeded()
+    for _ in range(FAILURES_BEFORE_UNHEALTHY - 1):
+        health.probe_was_late("slow")
+    assert health.state is READY
+    health.probe_was_late("slow")
+    assert health.state is UNHEALTHY
+
+
+def test_engine_that_has_never_answered_is_starting() -> None:
+    """Refused connections before the first good probe: still STARTING, with the reason."""
+    changes = Changes()
+    for _ in range(5):
+        changes.health.connection_failed("refused")
+        changes.health.probe_was_late("slow")
+    assert (changes.health.state, changes.health.reason, changes.seen) == (STARTING, "slow", [])

@@ -1,0 +1,278 @@
+"""The router as a whole in front of scripted engines: probes, endpoints, drain, and configuration errors."""
+
+import asyncio
+import io
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import Connection, ask, scripted
+
+from anbar.apps.router.app import Router
+from anbar.config.models import AnbarConfig
+from anbar.core.errors import ConfigError, StackError
+from anbar.core.fleet import EngineState
+
+MODELS = {"data": [{"id": "m", "root": "m", "parent": None, "max_model_len": 100, "created": 5}]}
+PAGES: Mapping[str, object] = {
+    "/health": {},
+    "/v1/models": MODELS,
+    "/version": {"version": "0.32.0"},
+    "/kv_event_sources": {},
+}
+METRICS = b'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",num_gpu_blocks="9"} 1.0\n'
+
+
+class Pages:
+    """A scripted engine's status pages; `status` makes all of them fail, `hang` makes them hang."""
+
+    def __init__(self, pages: Mapping[str, object] = PAGES) -> None:
+        self.pages = dict(pages)
+        self.status = b"200 OK"
+        self.hang = False
+
+    async def script(self, connection: Connection) -> None:
+        path = connection.head.split(b" ")[1].decode()
+        if self.hang:
+            await connection.gone()
+            return
+        if path == "/v1/completions":
+            body, status = b'{"choices":[]}', b"200 OK"
+            await asyncio.sleep(0.1)
+        elif path == "/metrics":
+            body, status = METRICS, self.status
+        else:
+            found = self.pages.get(path)
+            body = json.dumps(found).encode()
+            status = self.status if found is not None else b"404 Not Found"
+        await connection.send(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+
+
+def configured(*ports: int, **router: Any) -> AnbarConfig:
+    engines = [{"name": f"e{i}", "url": f"http://127.0.0.1:{port}"} for i, port in enumerate(ports)]
+    settings = {"port": free_port(), "health_interval_s": 0.03, "connect_timeout_s": 0.3, **router}
+    return AnbarConfig.model_validate({"engines": engines, "router": settings})
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@asynccontextmanager
+async def running(config: AnbarConfig) -> AsyncIterator[tuple[Router, int]]:
+    router = Router(config, {}, io.BytesIO())
+    port = await router.start()
+    try:
+        yield router, port
+    finally:
+        await router.stop()
+
+
+async def becomes(router: Router, *states: EngineState) -> None:
+    for _ in range(300):
+        if tuple(engine.health.state for engine in router.fleet) == states:
+            return
+        await asyncio.sleep(0.01)
+    assert tuple(engine.health.state for engine in router.fleet) == states
+
+
+async def get(port: int, path: str, method: str = "GET", extra: str = "") -> tuple[int, Any, bytes]:
+    text = await ask(
+        port, f"{method} {path} HTTP/1.1\r\nhost: r\r\nconnection: close\r\n{extra}\r\n".encode()
+    )
+    head, _, body = text.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body) if body[:1] == b"{" else body, head
+
+
+async def test_engine_is_discovered_and_described() -> None:
+    """A good probe: READY, with its models, context and block size; all pages of the router say so."""
+    async with scripted(Pages().script) as engine, running(configured(engine.port)) as (router, port):
+        await becomes(router, EngineState.READY)
+        facts = router.fleet["e0"].facts
+        assert (facts.names, facts.max_model_len, facts.block_size) == ({"m"}, 100, 16)
+        assert (await get(port, "/v1/models"))[1] == {"object": "list", "data": MODELS["data"]}
+        assert (await get(port, "/ready"))[0] == 200
+        status, page, _ = await get(port, "/admin/engines")
+        (described,) = page["engines"]
+        assert (status, described["state"], described["models"]) == (200, "ready", ["m"])
+        assert described["degraded"] == "no_kv_events"
+        status, text, _ = await get(port, "/metrics")
+        assert b'anbar_router_engine_state{engine="e0",state="ready"} 1.0' in text
+
+
+async def test_before_any_engine_is_ready() -> None:
+    """Nothing listens at the engine's address: alive, not ready and why, no models, 503 for requests."""
+    async with running(configured(free_port())) as (_, port):
+        await asyncio.sleep(0.05)
+        assert (await get(port, "/health"))[0] == 200
+        status, page, _ = await get(port, "/ready")
+        assert (status, page["reason"]) == (503, "no engine is ready")
+        assert "e0 is starting: /health: no connection" in page["engines"][0]
+        assert (await get(port, "/v1/models"))[1]["data"] == []
+        body = b'{"model":"m","prompt":"x"}'
+        text = await ask(
+            port,
+            b"POST /v1/completions HTTP/1.1\r\nhost: r\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(body), body),
+        )
+        assert text.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in text
+
+
+async def test_engine_that_dies_and_comes_back() -> None:
+    """Its port is closed: UNHEALTHY within a probe; something answers there again: READY within a probe."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(scripted(Pages().script))
+        router, _ = await stack.enter_async_context(running(configured(engine.port)))
+        await becomes(router, EngineState.READY)
+        await engine.stop()
+        await becomes(router, EngineState.UNHEALTHY)
+        assert "no connection" in router.fleet["e0"].health.reason
+        await stack.enter_async_context(scripted(Pages().script, engine.port))
+        await becomes(router, EngineState.READY)
+
+
+async def test_hanging_engine_delays_no_other_probe() -> None:
+    """One engine accepts and never answers: the other is READY at once and stays so."""
+    hanging = Pages()
+    hanging.hang = True
+    async with (
+        scripted(hanging.script) as a,
+        scripted(Pages().script) as b,
+        running(configured(a.port, b.port)) as (router, _),
+    ):
+        await becomes(router, EngineState.STARTING, EngineState.READY)
+
+
+@pytest.mark.parametrize(
+    ("status", "pages", "reason"),
+    [
+        (b"401 Unauthorized", PAGES, "set api_key_env or api_key_file"),
+        (b"500 Broken", PAGES, "answered 500"),
+        (b"200 OK", {**PAGES, "/v1/models": {"data": []}}, "lists no model"),
+        (b"200 OK", {**PAGES, "/v1/models": {"data": 5}}, "/v1/models"),
+    ],
+)
+async def test_wrong_probes_say_what_is_wrong(
+    status: bytes, pages: Mapping[str, object], reason: str
+) -> None:
+    """An engine that refuses the key, fails, or lists nothing is not READY, and /ready says why."""
+    wrong = Pages(pages)
+    wrong.status = status
+    async with scripted(wrong.script) as engine, running(configured(engine.port)) as (router, _):
+        await asyncio.sleep(0.1)
+        health = router.fleet["e0"].health
+        assert health.state is EngineState.STARTING
+        assert reason in health.reason
+
+
+async def test_models_that_change_are_noticed() -> None:
+    """An adapter is loaded into a running engine: the next probe makes it known."""
+    pages = Pages()
+    async with scripted(pages.script) as engine, running(configured(engine.port)) as (router, _):
+        await becomes(router, EngineState.READY)
+        adapter = {"id": "lora", "root": "/x", "parent": "m"}
+        pages.pages["/v1/models"] = {"data": [*MODELS["data"], adapter]}
+        for _ in range(100):
+            if "lora" in router.fleet["e0"].facts.names:
+                break
+            await asyncio.sleep(0.01)
+        facts = router.fleet["e0"].facts
+        assert (facts.names, facts.adapters, facts.root) == ({"m", "lora"}, {"lora"}, "m")
+
+
+async def test_other_paths_and_methods() -> None:
+    """404 and 405 in OpenAI's shape, HEAD without a body, ids on every answer."""
+    async with running(configured(free_port())) as (_, port):
+        status, page, head = await get(port, "/nope?x=1")
+        assert (status, page["error"]["code"]) == (404, "not_found")
+        assert b"x-request-id: " in head
+        status, page, head = await get(port, "/v1/completions")
+        assert (status, page["error"]["code"]) == (405, "method_not_allowed")
+        assert b"allow: POST\r\n" in head
+        status, _, head = await get(port, "/health", method="DELETE")
+        assert status == 405
+        assert b"allow: GET, HEAD\r\n" in head
+        status, body, _ = await get(port, "/health", method="HEAD", extra="x-request-id: id-1\r\n")
+        assert (status, body) == (200, b"")
+        assert (await get(port, "/version"))[1].keys() == {"version"}
+
+
+async def test_drain_lets_a_request_finish() -> None:
+    """While a request runs, the router drains: /ready says so on an open connection, the answer arrives."""
+    async with scripted(Pages().script) as engine, running(configured(engine.port)) as (router, port):
+        await becomes(router, EngineState.READY)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"model":"m","prompt":[1]}'
+        asking = asyncio.create_task(
+            ask(
+                port,
+                b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body),
+            )
+        )
+        await asyncio.sleep(0.03)
+        draining = asyncio.create_task(router.drain())
+        await asyncio.sleep(0.01)
+        writer.write(b"GET /ready HTTP/1.1\r\nhost: r\r\n\r\n")
+        text = await asyncio.wait_for(reader.read(), 2)
+        assert text.startswith(b"HTTP/1.1 503 ")
+        assert b'"reason":"draining"' in text
+        writer.transport.abort()
+        assert (await asking).endswith(b'{"choices":[]}')
+        await asyncio.wait_for(draining, 1)
+
+
+async def test_taken_port_names_port_and_fix() -> None:
+    """Something listens there already: StackError with the port and what to do."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        router = Router(configured(free_port(), port=port), {}, io.BytesIO())
+        with pytest.raises(StackError, match=rf"port {port} .* in use: .* router\.port or --port"):
+            await router.start()
+        await router.stop()
+
+
+@pytest.mark.parametrize(
+    ("engine", "match"),
+    [
+        ({"name": "a", "launch": {}}, "'a' has no `url`.*anbar up"),
+        ({"name": "a", "url": "http://h:1", "api_key_env": "NOT_SET"}, "NOT_SET, which is not set"),
+        ({"name": "a", "url": "http://h:1", "api_key_env": "ODD"}, "allowed: one word"),
+        (
+            {"name": "a", "url": "http://h:1", "api_key_file": "/nonexistent/key"},
+            "/nonexistent/key.*cannot be",
+        ),
+    ],
+)
+def test_configuration_that_is_no_routers(engine: dict[str, Any], match: str) -> None:
+    """Launched engines, missing and odd keys: ConfigError with the engine and the fix, never the key."""
+    config = AnbarConfig.model_validate({"engines": [engine]})
+    with pytest.raises(ConfigError, match=match) as caught:
+        Router(config, {"ODD": "two words"}, io.BytesIO())
+    assert "two words" not in str(caught.value)
+
+
+def test_key_file_is_read(tmp_path: Path) -> None:
+    """The file's content without its line end is the key."""
+    (tmp_path / "key").write_text("k3y\n")
+    config = AnbarConfig.model_validate(
+        {"engines": [{"name": "a", "url": "http://h:1", "api_key_file": str(tmp_path / "key")}]}
+    )
+    assert Router(config, {}, io.BytesIO()).fleet["a"].auth == ((b"authorization", b"Bearer k3y"),)
+
+
+def test_command_needs_neither_torch_nor_vllm() -> None:
+    """With both made unimportable, the command's module and all it needs can be imported."""
+    code = "import sys; sys.modules['torch'] = sys.modules['vllm'] = None; import anbar.cli.router"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,174 @@
+"""Metrics and log lines: what each event moves, and what never gets out."""
+
+import io
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from anbar.adapters.telemetry import EventLog, RouterMetrics
+from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId, RequestId
+from anbar.core.outcome import (
+    AttemptFailed,
+    AttemptFailure,
+    EngineGauges,
+    EngineStateChanged,
+    Event,
+    FleetGauges,
+    KvStreamGap,
+    KvStreamRestarted,
+    Outcome,
+    RequestFinished,
+    RequestMalformed,
+    SupervisorCaught,
+)
+
+E0 = EngineId("e0")
+FINISHED = RequestFinished(
+    request_id=RequestId("r1"),
+    endpoint="/v1/completions",
+    model="m",
+    outcome=Outcome.OK,
+    status=200,
+    engine=E0,
+    stream=True,
+    num_prompt_tokens=100,
+    num_output_tokens=7,
+    predicted_cached_tokens=64,
+    reported_cached_tokens=48,
+    ttft_s=0.2,
+    e2e_s=1.5,
+    tokenize_s=0.001,
+    num_chunks=7,
+    mean_gap_s=0.02,
+    max_gap_s=0.3,
+)
+GAUGES = FleetGauges(
+    engines=(EngineGauges(E0, EngineState.READY, 1, 20, 3, 4, 5, True, 6, 0.5),),
+    num_index_blocks=7,
+    num_index_parked=8,
+    num_index_orphans=9,
+    num_connections=10,
+    draining=False,
+)
+
+
+def samples(metrics: RouterMetrics) -> dict[str, float]:
+    page = metrics.render().decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def metrics() -> RouterMetrics:
+    return RouterMetrics(CollectorRegistry(), lambda: GAUGES)
+
+
+@pytest.mark.parametrize(
+    ("event", "moved"),
+    [
+        (FINISHED, "anbar_router_requests_total{engine=e0,model=m,outcome=ok,status=200}"),
+        (FINISHED, "anbar_router_ttft_seconds_count{engine=e0,model=m}"),
+        (FINISHED, "anbar_router_e2e_seconds_count{engine=e0,model=m}"),
+        (FINISHED, "anbar_router_stream_gap_max_seconds_count{engine=e0,model=m}"),
+        (FINISHED, "anbar_router_tokenize_seconds_count{model=m}"),
+        (RequestMalformed(400), "anbar_router_malformed_total{status=400}"),
+        (
+            AttemptFailed(E0, AttemptFailure.TIMEOUT),
+            "anbar_router_attempt_failures_total{engine=e0,failure=timeout}",
+        ),
+        (
+            EngineStateChanged(E0, EngineState.READY, EngineState.UNHEALTHY, "refused"),
+            "anbar_router_engine_state_changes_total{engine=e0,state=unhealthy}",
+        ),
+        (KvStreamGap(E0, 1), "anbar_router_kv_stream_gaps_total{engine=e0}"),
+        (KvStreamRestarted(E0), "anbar_router_kv_stream_restarts_total{engine=e0}"),
+        (SupervisorCaught("probe", "E"), "anbar_router_defects_total{error=E,where=probe}"),
+    ],
+)
+def test_event_moves_its_metric(event: Event, moved: str) -> None:
+    """Each event twice: its counter is 2."""
+    page = metrics()
+    page.on(event)
+    page.on(event)
+    assert samples(page)[moved] == 2
+
+
+def test_tokens_are_counted_and_drift_shows() -> None:
+    """Predicted 64, reported 48: both counted, and 16 tokens of over-prediction."""
+    page = metrics()
+    page.on(FINISHED)
+    found = samples(page)
+    assert found["anbar_router_prompt_tokens_total{engine=e0,model=m}"] == 100
+    assert found["anbar_router_output_tokens_total{engine=e0,model=m}"] == 7
+    assert found["anbar_router_predicted_cached_tokens_total{engine=e0,model=m}"] == 64
+    assert found["anbar_router_reported_cached_tokens_total{engine=e0,model=m}"] == 48
+    assert found["anbar_router_cached_tokens_over_prediction_sum{engine=e0,model=m}"] == 16
+
+
+def test_unreported_tokens_are_not_compared() -> None:
+    """An engine that does not report cached tokens adds nothing to either side."""
+    page = metrics()
+    page.on(
+        RequestFinished(
+            request_id=RequestId("r"),
+            endpoint="/",
+            model="m",
+            outcome=Outcome.OK,
+            status=200,
+            engine=E0,
+            predicted_cached_tokens=64,
+        )
+    )
+    assert samples(page)["anbar_router_predicted_cached_tokens_total{engine=e0,model=m}"] == 0
+
+
+def test_gauges_are_read_when_asked() -> None:
+    """The page shows the fleet as it is at that moment; names have the prefix and no colon."""
+    found = samples(metrics())
+    assert found["anbar_router_in_flight_requests{engine=e0}"] == 1
+    assert found["anbar_router_queued_prefill_tokens{engine=e0}"] == 20
+    assert found["anbar_router_decoding_requests{engine=e0}"] == 3
+    assert found["anbar_router_stale_connections_total{engine=e0}"] == 5
+    assert found["anbar_router_engine_state{engine=e0,state=ready}"] == 1
+    assert found["anbar_router_engine_state{engine=e0,state=unhealthy}"] == 0
+    assert found["anbar_router_index_blocks{}"] == 7
+    assert all(name.startswith("anbar_") and ":" not in name for name in found)
+
+
+def test_one_line_per_event() -> None:
+    """JSON objects with time and kind; enums as their values."""
+    sink = io.BytesIO()
+    log = EventLog(sink, lambda: 12.3456)
+    log.on(FINISHED)
+    log.on(RequestMalformed(413))
+    log.line("listening", {"port": 1})
+    log.line("empty", {})
+    request, malformed, listening, empty = map(json.loads, sink.getvalue().splitlines())
+    assert (request["ts"], request["event"], request["outcome"]) == (12.346, "request", "ok")
+    assert (request["engine"], request["ttft_s"]) == ("e0", 0.2)
+    assert malformed == {"ts": 12.346, "event": "malformed", "status": 413}
+    assert listening == {"ts": 12.346, "event": "listening", "port": 1}
+    assert empty == {"ts": 12.346, "event": "empty"}
+
+
+def test_full_disk_loses_lines_and_nothing_else() -> None:
+    """A sink that raises, or was closed, is counted."""
+
+    class Full(io.BytesIO):
+        def write(self, data: object, /) -> int:
+            raise OSError(28, "No space left on device")
+
+    log = EventLog(Full(), lambda: 0.0)
+    log.on(FINISHED)
+    assert log.num_lost == 1
+    closed = io.BytesIO()
+    closed.close()
+    log = EventLog(closed, lambda: 0.0)
+    log.on(FINISHED)
+    assert log.num_lost == 1

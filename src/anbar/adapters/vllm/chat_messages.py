@@ -24,6 +24,7 @@ class Reason(Enum):
     NO_TEMPLATE = "no_chat_template"
     TEMPLATE_FAILED = "chat_template_failed"
     """The template refused the request, as the engine's will."""
+    UNTRUSTED_TEMPLATE = "untrusted_chat_template"
     OWN_RENDERER = "own_renderer"
     """vLLM renders this family of models by code of its own, not by a template."""
     TRUNCATION = "truncation"

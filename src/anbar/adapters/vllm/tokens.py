@@ -48,6 +48,9 @@ class TokenizerOptions:
     """The text of `--chat-template`."""
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     """`--default-chat-template-kwargs`."""
+    trust_request_template: bool = False
+    """`--trust-request-chat-template`. Without it the engine refuses a request's own template, and it is
+    not run here either: a template is a program, and may run for ever."""
     content_format: ContentFormat | None = None
     """`--chat-template-content-format`; None: told from the template."""
     exclude_tools_when_none: bool = False
@@ -175,6 +178,8 @@ class Tokenizer:
         return {**defaults, **_given({**asked, **_given(own)})}
 
     def _template(self, body: Mapping[str, object], tools: list[dict[str, object]] | None) -> str:
+        if body.get("chat_template") is not None and not self._options.trust_request_template:
+            raise Unreproducible(Reason.UNTRUSTED_TEMPLATE, "the request brings a chat template of its own")
         chosen = body.get("chat_template") or self._options.chat_template
         if chosen is not None and not isinstance(chosen, str):
             raise Unreproducible(Reason.MALFORMED, "chat_template is not text")

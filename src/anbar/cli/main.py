@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from anbar.cli import config, doctor, model, up
+from anbar.cli import config, doctor, model, router, up
 from anbar.core.errors import AnbarError, ConfigError
 
 EXIT_FAILURE = 1
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("status")(up.status)
 app.command("down")(up.down)
+app.command("router")(router.router)
 app.command("doctor")(doctor.doctor)
 app.command("model")(model.model)
 app.add_typer(config.app, name="config")

@@ -1,0 +1,66 @@
+# Needs Python 3.11+ (with venv and pip), make and git. `make help` lists the targets.
+
+PYTHON ?= python3
+# The file that `make up` runs; without one, two engines of the small model and a shared cache.
+CONFIG ?= $(wildcard anbar.yaml)
+NAME ?= main-job
+# Tests that take seconds of waiting rather than of computing run side by side.
+JOBS ?= 4
+
+VENV := .venv/bin
+ENGINE := .venv-engine/bin
+PYTEST := $(VENV)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help up test test-engine check unit integration e2e bench clean distclean install install-router install-engine model
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
+
+up: install model ## install what is missing, then run the whole stack until Ctrl-C
+	@exec $(VENV)/anbar up $(if $(CONFIG),--config $(CONFIG))
+
+test: install check unit model integration e2e ## everything that must hold: checks, unit, integration, real vLLM
+
+test-engine: install model ## the slower tests on real vLLM
+	$(PYTEST) tests/engine --timeout 900
+
+check: install-router ## format, lint, types, layers, sizes, pins
+	@$(VENV)/ruff format --check src tests scripts
+	@$(VENV)/ruff check src tests scripts
+	@$(VENV)/mypy
+	@$(VENV)/lint-imports
+	@$(VENV)/python scripts/size_gate.py
+	@$(VENV)/python scripts/check_requirements.py
+
+unit: install-router ## unit tests
+	$(PYTEST) tests/unit -n $(JOBS)
+
+integration: install-router ## router and stack against fake engines
+	$(PYTEST) tests/integration -n $(JOBS)
+
+e2e: install model ## the main job on real vLLM
+	$(PYTEST) tests/e2e --timeout 600
+
+bench: install model ## make bench NAME=main-job: prints a table, writes benchmarks/results/NAME.json
+	$(VENV)/python benchmarks/$(subst -,_,$(NAME)).py
+
+# ANBAR_ENGINE_PYTHON names another installation of vLLM: then none is made here.
+install: install-router $(if $(ANBAR_ENGINE_PYTHON),,install-engine) ## both environments
+
+install-router:
+	@$(PYTHON) scripts/install.py .venv requirements/base.txt requirements/dev.txt
+
+install-engine:
+	@$(PYTHON) scripts/install.py .venv-engine requirements/engine.txt
+
+model: install ## unpack the small model
+	@$(VENV)/anbar model >/dev/null
+
+clean: ## remove caches and what runs left; environments and the model stay
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .anbar/logs .anbar/run .anbar/store
+
+distclean: clean ## clean, and remove environments and the model too
+	rm -rf .venv .venv-engine .anbar

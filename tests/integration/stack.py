@@ -209,7 +209,7 @@ async def router_of(setup: Setup, engines: dict[str, FakeEngine]) -> AsyncIterat
     async with running_router(setup.write(engines, port)):
         stack = Stack(port, engines)
         for name in engines:
-            await stack.becomes(name, "ready")
+            await stack.becomes(name, "ready", timeout_s=30)  # the first router loads the tokenizer's library
         yield stack
         await stack.assert_idle()
 

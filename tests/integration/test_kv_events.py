@@ -67,9 +67,16 @@ async def test_lost_events_are_never_stale(tokenizer_dir: Path, socket_dir: Path
         engine = stack.engines["e0"]
         await stack.complete(text_prompt("early"))
         await stack.followed()
-        engine.event_faults.lose = 3
-        for name in "abcdefghi":  # evicts "early"; some of the removals are lost
+        engine.event_faults.lose = 1000
+        for name in "abcdefghi":  # evicts "early", and nobody hears of it
             await stack.complete(text_prompt(name, words=80))
+        engine.event_faults.lose = 0
+        await stack.complete(text_prompt("heard of"))
+
+        async def is_noticed() -> bool:
+            return (await stack.described())["e0"]["kv_events"]["gaps"] > 0
+
+        await eventually(is_noticed)
         answers = [await stack.complete(text_prompt(name)) for name in ("early", "a", "early")]
         assert all(a.predicted <= a.cached or "x-anbar-degraded" in a.headers for a in answers), [
             (a.predicted, a.cached, a.headers.get("x-anbar-degraded")) for a in answers

@@ -1,13 +1,23 @@
 """The pooled client against scripted engines: reuse, stale connections, timeouts, backpressure."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 
 import pytest
 from loopback import engine, ok, read_request
 
 from anbar.adapters.http.fetch import fetch
 from anbar.adapters.http.limits import UpstreamLimits
-from anbar.adapters.http.upstream import ConnectFailed, Endpoint, Reply, UpstreamPool, parse_endpoint
+from anbar.adapters.http.upstream import (
+    ConnectFailed,
+    Endpoint,
+    Reply,
+    UpstreamConnection,
+    UpstreamPool,
+    parse_endpoint,
+)
 from anbar.core.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 
 LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.15, keep_idle_s=5.0)
@@ -305,26 +315,37 @@ async def test_giving_up_closes_the_connection(answered: bool) -> None:
 
 
 async def test_cancelled_request_does_not_kill_the_next_one_on_its_connection() -> None:
-    """A whole answer arrives, its connection is kept and given to another request, and only then is the first
-    request's task cancelled: the other one is not harmed."""
+    """A whole answer arrives; its connection is given to another request before the first one's task runs
+    again, and that task is cancelled: the other request is not harmed."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await read_request(reader)
             writer.write(ok(b"ok"))
 
+    class Handing(UpstreamPool):
+        """Hands a connection on the moment it is free, by taking the next request's first step itself."""
+
+        def keep(self, connection: UpstreamConnection) -> None:
+            super().keep(connection)
+            if not first.cancelling():
+                first.cancel()
+                waiting.append(second.send(None))
+
     async with engine(script) as port:
-        pool = pool_of(port)
-        for _ in range(50):
-            first = asyncio.create_task(pool.ask(REQUEST, b"ab"))
-            for _ in range(1000):
-                await asyncio.sleep(0)
-                if pool.num_idle:
-                    break
-            second = asyncio.create_task(pool.ask(REQUEST, b"ab"))
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            assert await whole(await second) == b"ok"
+        pool = Handing(Endpoint("127.0.0.1", port), LIMITS)
+        waiting: list[asyncio.Future[Reply]] = []
+        second = pool.ask(REQUEST, b"ab")
+        first = asyncio.create_task(pool.ask(REQUEST, b"ab"))
+        await asyncio.gather(first, return_exceptions=True)
+        assert first.cancelled()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if waiting[0].done():
+                break
+        with pytest.raises(StopIteration) as stopped:
+            second.send(None)
+        assert await whole(stopped.value.value) == b"ok"
         pool.close()
 
 
@@ -383,6 +404,49 @@ async def test_60_mb_through_a_paused_reply_stay_with_the_engine() -> None:
         reply.resume()
         await asyncio.wait_for(end.wait(), 10)
         assert received == total
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Paths of a certificate for localhost and of its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    directory = tmp_path_factory.mktemp("tls")
+    key, cert = str(directory / "key.pem"), str(directory / "cert.pem")
+    make = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
+    subprocess.run([openssl, *make, *names], check=True, capture_output=True)
+    return cert, key
+
+
+async def test_https(certificate: tuple[str, str]) -> None:
+    """An engine behind TLS: its certificate is checked, and connections are kept."""
+    cert, key = certificate
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(cert, key)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                await read_request(reader)
+                writer.write(ok(b"secret"))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+
+    server = await asyncio.start_server(script, "127.0.0.1", 0, ssl=server_side)
+    port = server.sockets[0].getsockname()[1]
+    trusting = ssl.create_default_context(cafile=cert)
+    pool = UpstreamPool(Endpoint("localhost", port, tls=trusting), LIMITS)
+    for _ in range(2):
+        assert await whole(await pool.ask(REQUEST, b"ab")) == b"secret"
+    assert pool.num_idle == 1
+    pool.close()
+    stranger = UpstreamPool(Endpoint("localhost", port, tls=ssl.create_default_context()), LIMITS)
+    with pytest.raises(ConnectFailed):
+        await stranger.ask(REQUEST, b"ab")
+    server.close()
+    await asyncio.sleep(0.05)
 
 
 async def test_fetch_reads_a_whole_answer_within_its_time() -> None:

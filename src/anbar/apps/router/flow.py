@@ -245,7 +245,15 @@ class Flow:
         )
         if job.api.stream and record.outcome is Outcome.OK and job.query.token_ids:
             engine.learner.observe(sample)
+        self._check_hints(engine, job, record)
         return True
+
+    def _check_hints(self, engine: Engine, job: _Job, record: Record) -> None:
+        """A store's blocks are believed in until an engine that was to load them reports fewer."""
+        match = job.route.predictions[engine.id].match
+        reported = record.reported_cached_tokens
+        if reported is not None and reported < match.total and match.shared > match.host:
+            self._parts.index.refute_shared(engine.id, job.query, reported)
 
     async def _relay(self, job: _Job, reply: Reply, record: Record) -> None:
         headers = answer_headers(

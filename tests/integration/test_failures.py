@@ -103,6 +103,22 @@ async def test_killed_engine_gets_no_traffic(stack: Stack) -> None:
     assert target in {a.engine for a in answers}
 
 
+async def test_two_of_three_killed_at_once(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """Two of three engines die under twenty requests: every client sees one good answer, from the third."""
+    async with running_stack(Setup(tokenizer_dir, socket_dir, num_engines=3)) as stack:
+        for engine in stack.engines.values():
+            engine.pace.overhead_s = 0.05
+        asked = [asyncio.create_task(stack.complete(f"{number} grain")) for number in range(20)]
+        await eventually(lambda: all(engine.records.num_open for engine in stack.engines.values()))
+        await asyncio.gather(stack.engines["e0"].die(), stack.engines["e1"].die())
+        answers = await asyncio.gather(*asked)
+        assert {answer.status for answer in answers} == {200}
+        assert {answer.engine for answer in answers} >= {"e2"}
+        for name in ("e0", "e1"):
+            await stack.engines[name].revive()
+            await stack.becomes(name, "ready")
+
+
 async def test_engine_hangs(stack: Stack) -> None:
     """An engine that accepts and never answers: after the first-byte timeout the next one answers."""
     prompt, target = await warm(stack)

@@ -157,7 +157,7 @@ async def test_salts_do_not_share(tokenizer_dir: Path, socket_dir: Path) -> None
         prompt = text_prompt("salted")
         first = await stack.complete(prompt, cache_salt="one")
         await stack.followed()
-        for salt in ({"cache_salt": "two"}, {}):
+        for salt in ({"cache_salt": "two"}, {}, {"cache_salt": "three"}):
             other = await stack.complete(prompt, **salt)
             assert (other.predicted, other.cached) == (0, 0)
             await stack.followed()
@@ -179,10 +179,10 @@ async def test_salts_do_not_share_the_store(tokenizer_dir: Path, socket_dir: Pat
         for engine in stack.engines.values():
             assert engine.reset_prefix_cache()
         await stack.followed()
-        for salt in ({"cache_salt": "two"}, {}):
+        for salt in ({"cache_salt": "two"}, {}, {"cache_salt": "three"}):
             other = await stack.complete(prompt, **salt)
             assert (other.predicted, other.cached) == (0, 0)
-        await stack.followed()
+            await stack.followed()
         again = await stack.complete(prompt, cache_salt="one")
         assert again.predicted == again.cached > 0
 

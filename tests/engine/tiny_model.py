@@ -2,10 +2,9 @@
 
     python tiny_model.py <directory with a tokenizer> <output directory>
 
-SmolLM2 has nine attention heads, which two workers cannot share. This one has eight, random weights from a fixed
-seed, and the tokenizer of the model that it is given. The weights are large enough for its output to depend on
-the whole prompt.
-"""
+SmolLM2 has nine attention heads, which two workers cannot share. This one has eight, random weights from
+a fixed seed, and the tokenizer of the model that it is given. The weights are large enough for its output
+to depend on the whole prompt."""
 
 import sys
 from pathlib import Path

@@ -1,0 +1,229 @@
+"""One real vLLM engine as a child process, and what the tests ask of it over HTTP."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+READY_TIMEOUT_S = 420.0
+BLOCK = 32
+"""Tokens per block: the smallest that the CPU backend takes, so that short prompts make several blocks."""
+PLUGIN = "anbar.apps.plugin"
+SERVED_NAME = "m"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What differs between the engines of these tests."""
+
+    name: str
+    model: Path
+    offload: Mapping[str, Any] | None = None
+    """kv_connector_extra_config; None: vLLM without a connector."""
+    num_blocks: int = 64
+    max_model_len: int = 1536
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def native(**extra: object) -> dict[str, object]:
+    """Offload to host RAM."""
+    return {
+        "spec_name": "AnbarOffloadingSpec",
+        "spec_module_path": PLUGIN,
+        "cpu_bytes_to_use": 768 * 1024 * 1024,
+        "blocks_per_chunk": 1,
+        "offload_prompt_only": False,
+        **extra,
+    }
+
+
+def shared(store: Path, **extra: object) -> dict[str, object]:
+    """Offload to host RAM and to a store of files."""
+    tier = {
+        "type": "AnbarSharedTier",
+        "module_path": PLUGIN,
+        "store": {"kind": "files", "path": str(store), "id": "test"},
+    }
+    return native(secondary_tiers=[tier], **extra)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`seconds` from request to the whole answer; `cached` as vLLM reports it."""
+
+    text: str
+    prompt_tokens: int
+    cached: int
+    seconds: float
+
+
+class Engine:
+    """Start it, ask it, end it."""
+
+    def __init__(self, python: Path, config: EngineConfig, port: int, log: Path) -> None:
+        self.config = config
+        self.url = f"http://127.0.0.1:{port}"
+        self._python = python
+        self._port = port
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def region(self) -> Path:
+        """The host region's file, while it has a name."""
+        return Path(f"/dev/shm/vllm_offload_{self.config.name}.mmap")
+
+    def start(self) -> None:
+        """Start the engine's processes; it is not ready yet."""
+        env = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+        env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **self.config.env}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                env=env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509  # one system call, no lock, no allocation
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it serves; fails with the end of its log."""
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2):
+                    return
+            except OSError:
+                assert self._process is not None
+                assert self._process.poll() is None, self.log_tail()
+                assert time.monotonic() < deadline_s, self.log_tail()
+                time.sleep(0.5)
+
+    def terminate(self, timeout_s: float = 60.0) -> None:
+        """End it as a supervisor does: SIGTERM to the server, SIGKILL to what is left of its group."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(30)
+
+    def complete(self, prompt: str | list[int], max_tokens: int = 8, **fields: object) -> Answer:
+        """A greedy completion of exactly `max_tokens` tokens."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **fields}
+        data, seconds = self._post("/v1/completions", {"model": SERVED_NAME, **body})
+        return _answer(data, data["choices"][0]["text"], seconds)
+
+    def chat(self, messages: list[dict[str, str]], max_tokens: int, **fields: object) -> Answer:
+        """A greedy chat completion."""
+        body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, **fields}
+        data, seconds = self._post("/v1/chat/completions", {"model": SERVED_NAME, **body})
+        return _answer(data, data["choices"][0]["message"]["content"], seconds)
+
+    def tokenize(self, **body: object) -> list[int]:
+        """Token ids of a prompt or of messages."""
+        data, _ = self._post("/tokenize", {"model": SERVED_NAME, **body})
+        tokens: list[int] = data["tokens"]
+        return tokens
+
+    def forget(self, *, host: bool = False) -> None:
+        """Drop the device's prefix cache, and the host tier with `host`. The store is kept."""
+        deadline_s = time.monotonic() + 30
+        path = f"/reset_prefix_cache?reset_external={'true' if host else 'false'}"
+        while not self._post(path, None)[0]["success"]:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples that have these labels; 0.0 when there are none."""
+        total = 0.0
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            for line in response.read().decode().splitlines():
+                match = re.fullmatch(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)", line)
+                if match and all(f'{k}="{v}"' in (match[1] or "") for k, v in labels.items()):
+                    total += float(match[2])
+        return total
+
+    def wait_metric(self, name: str, minimum: float, **labels: str) -> float:
+        """Wait until a metric has reached `minimum`; vLLM publishes once per step."""
+        deadline_s = time.monotonic() + 30
+        while (value := self.metric(name, **labels)) < minimum:
+            assert time.monotonic() < deadline_s, f"{name}{labels} is {value}, expected {minimum}"
+            time.sleep(0.1)
+        return value
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
+
+    def _post(self, path: str, body: object) -> tuple[dict[str, Any], float]:
+        data = json.dumps(body).encode() if body is not None else b""
+        request = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json"}, method="POST"
+        )
+        started_s = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=300) as response:
+                return json.load(response), time.monotonic() - started_s
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from error
+
+    def _command(self) -> list[str]:
+        config = self.config
+        command = [str(self._python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(config.model), "--served-model-name", SERVED_NAME]
+        command += ["--host", "127.0.0.1", "--port", str(self._port)]
+        command += ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK)]
+        command += ["--max-model-len", str(config.max_model_len)]
+        command += ["--num-gpu-blocks-override", str(config.num_blocks)]
+        command += ["--enable-prompt-tokens-details", *config.args]
+        if config.offload is not None:
+            transfer = {
+                "kv_connector": "AnbarConnector",
+                "kv_connector_module_path": PLUGIN,
+                "kv_role": "kv_both",
+                "engine_id": config.name,
+                "kv_connector_extra_config": config.offload,
+            }
+            command += ["--kv-transfer-config", json.dumps(transfer)]
+        return command
+
+
+_prctl = ctypes.CDLL(None).prctl
+
+
+def _die_with_parent() -> None:
+    """The test run may be killed: the kernel then ends the engine (PR_SET_PDEATHSIG)."""
+    _prctl(1, signal.SIGKILL)
+
+
+def _answer(data: dict[str, Any], text: str, seconds: float) -> Answer:
+    usage = data["usage"]
+    details = usage.get("prompt_tokens_details") or {}
+    return Answer(text, usage["prompt_tokens"], details.get("cached_tokens") or 0, seconds)
+
+
+def story(seed: int, num_years: int = 60) -> str:
+    """A text that differs from its first words on; about 16 tokens a year, easy to continue."""
+    first = 1000 + 37 * seed
+    years = (f"In year {first + i} the river {seed} rose {i} spans." for i in range(num_years))
+    return f"Chronicle {seed}. " + " ".join(years)

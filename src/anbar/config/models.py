@@ -139,6 +139,10 @@ class LaunchConfig(_Model):
     kv_cache_bytes: Bytes | None = None
     """Device memory for KV, per worker. null: 1GiB on a cpu, what vLLM finds free on cuda."""
 
+    weights_id: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Name of the weights in the shared store, to be changed with them. null: told from the model's files;
+    needed only for a model by its hub name."""
+
     args: tuple[str, ...] = ()
     """More arguments for vLLM's API server, as on its command line. Those that Anbar sets are refused."""
 
@@ -194,6 +198,10 @@ class StoreConfig(_Model):
     id: Name | None = None
     """Stable name of the store in KV events; equal on every machine that shares it. null: `files-` and a
     digest of the absolute path."""
+
+    capacity_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+    """Most bytes of entries; the least recently used go first. null: as much as the file system has, of which
+    5 % always stay free."""
 
     timeout_s: Seconds = 5.0
     """Deadline of one call on the store; later it counts as a miss and the engine recomputes."""

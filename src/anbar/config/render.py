@@ -93,13 +93,16 @@ def needs_plugin(cache: CacheConfig, device: Device) -> bool:
 def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
     """The store as plain data, with nothing left to default: equal for all engines and the router."""
     path = store.path if store.path is not None else state_dir / "store"
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    return {
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    settings: dict[str, Any] = {
         "kind": str(store.kind),
         "path": str(path),
         "id": store.id if store.id is not None else f"{store.kind}-{digest}",
         "timeout_s": store.timeout_s,
     }
+    if store.capacity_bytes is not None:
+        settings["capacity_bytes"] = store.capacity_bytes
+    return settings
 
 
 def engine_command(
@@ -115,7 +118,7 @@ def engine_command(
         *("--disable-access-log-for-endpoints", "/health,/metrics"),
         *("--kv-events-config", _json(_events(slot))),
     ]
-    transfer = _transfer(cache, slot, store)
+    transfer = _transfer(cache, slot, store, launch.weights_id)
     if transfer is not None:
         argv += ["--kv-transfer-config", _json(transfer)]
     return EngineCommand((*argv, *launch.args), {**_env(slot), **launch.env})
@@ -178,7 +181,9 @@ def _events(slot: EngineSlot) -> dict[str, Any]:
     }
 
 
-def _transfer(cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]) -> dict[str, Any] | None:
+def _transfer(
+    cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any], weights_id: str | None
+) -> dict[str, Any] | None:
     if cache.mode is CacheMode.NONE:
         return None
     extra: dict[str, Any] = {
@@ -191,13 +196,19 @@ def _transfer(cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]) ->
         extra["spec_module_path"] = PLUGIN_MODULE
     if cache.mode is CacheMode.SHARED:
         tier = {"type": "AnbarSharedTier", "module_path": PLUGIN_MODULE, "store": dict(store)}
+        if weights_id is not None:
+            tier["weights_id"] = weights_id
         extra["secondary_tiers"] = [tier]
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "engine_id": slot.region,
-        "kv_connector_extra_config": extra,
-    }
+    return {**_connector(cache), "engine_id": slot.region, "kv_connector_extra_config": extra}
+
+
+def _connector(cache: CacheConfig) -> dict[str, str]:
+    """The shared tier needs the connector that lets it see the whole of vLLM's configuration."""
+    if cache.mode is CacheMode.SHARED:
+        names = {"kv_connector": "AnbarConnector", "kv_connector_module_path": PLUGIN_MODULE}
+    else:
+        names = {"kv_connector": "OffloadingConnector"}
+    return {**names, "kv_role": "kv_both"}
 
 
 def _env(slot: EngineSlot) -> dict[str, str]:

@@ -23,8 +23,8 @@ GRACE_S = 15.0
 """What guards need to end their engines after their launcher died: their grace and what the rest gets."""
 
 _POLL_S = 0.1
-_SCRATCH_PREFIX = "anbar-"
-_MAX_ROOT_BYTES = 30
+_SCRATCH_PREFIX = "anbar-up-"
+_MAX_ROOT_BYTES = 28
 """Leaves room in 107 bytes for the directory's own name, an engine's id of 51 and a suffix."""
 
 

@@ -138,7 +138,8 @@ class Guard:
                 self._members.add(entry.id)
                 self._shm |= proc.shm_of(entry.id.pid)
         self._members = {member for member in self._members if proc.is_alive(member)}
-        text = json.dumps({"members": sorted(self._members), "shm": sorted(self._shm)})
+        noted = {"main": self._main, "members": sorted(self._members), "shm": sorted(self._shm)}
+        text = json.dumps(noted)
         if text != self._noted:
             with contextlib.suppress(OSError):  # a full disk must not end what we guard
                 fresh = self._record.with_suffix(".new")

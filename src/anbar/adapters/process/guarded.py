@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from anbar.adapters.process.proc import ProcessId, entry_of
 from anbar.core.errors import StackError
 
 _GUARD = Path(anbar.adapters.process.__file__).with_name("guard.py")
+_FIRST_NOTE_S = 5.0
 _GUARD_MARGIN_S = 20.0
 """What a guard may need beyond the grace: see its limits for the rest and for SIGKILL."""
 
@@ -38,6 +41,8 @@ class GuardedProcess:
         self.spec = spec
         self._process: asyncio.subprocess.Process | None = None
         self._id: ProcessId | None = None
+        self.pid = 0
+        """Leader of the command's process group; 0 before `start` and when it ended at once."""
 
     @property
     def guard(self) -> ProcessId:
@@ -49,7 +54,9 @@ class GuardedProcess:
     async def start(self) -> None:
         """Start the guard and, through it, the command. Raises StackError if that is impossible."""
         spec = self.spec
-        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        for file in (spec.log, spec.record):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        spec.record.unlink(missing_ok=True)
         if spec.log.exists():
             spec.log.replace(spec.log.with_name(spec.log.name + ".1"))
         options = ["--record", str(spec.record), "--grace-s", str(spec.grace_s), "--", *spec.argv]
@@ -67,6 +74,16 @@ class GuardedProcess:
                 raise StackError(f"{spec.name} could not be started: {error}") from error
         entry = entry_of(self._process.pid)
         self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
+        await self._learn_pid()
+
+    async def _learn_pid(self) -> None:
+        """The guard's first note is its first act after starting the command."""
+        deadline = time.monotonic() + _FIRST_NOTE_S
+        while self.is_running and time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                self.pid = int(json.loads(self.spec.record.read_text())["main"])
+                return
+            await asyncio.sleep(0.01)
 
     @property
     def is_running(self) -> bool:

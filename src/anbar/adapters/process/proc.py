@@ -13,7 +13,7 @@ from typing import NamedTuple
 _PROC = Path("/proc")
 SHM = Path("/dev/shm")
 
-_OURS = re.compile(r"/dev/shm/((?:psm_|sem\.mp-|vllm_offload_|torch_)[\w.\-]+)$")
+_OURS = re.compile(r"/dev/shm/((?:psm_|sem\.mp-|vllm_offload_|vllm_dist_|torch_)[\w.:\[\]\-]+)$")
 """Names under which Python's multiprocessing, torch and vLLM create shared memory."""
 
 

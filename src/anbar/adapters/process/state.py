@@ -16,10 +16,14 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PartState:
-    """One child of the launcher. `record` is the guard's own note of processes and shared memory; `shm` are
-    the names in /dev/shm that the part has by agreement."""
+    """One child of the launcher. `kind` is "engine" or "router"; `pid` leads the command's process group,
+    0 when it ended at once. `record` is the guard's own note of processes and shared memory; `shm` are the
+    names in /dev/shm that the part has by agreement."""
 
     name: str
+    kind: str
+    pid: int
+    port: int
     guard: ProcessId
     record: str
     log: str
@@ -56,6 +60,9 @@ def write_state(path: Path, state: StackState) -> None:
     parts = [
         {
             "name": part.name,
+            "kind": part.kind,
+            "pid": part.pid,
+            "port": part.port,
             "guard": list(part.guard),
             "record": part.record,
             "log": part.log,
@@ -90,6 +97,9 @@ def read_state(path: Path) -> StackState | None:
         parts = tuple(
             PartState(
                 name=part["name"],
+                kind=part["kind"],
+                pid=part["pid"],
+                port=part["port"],
                 guard=ProcessId(*part["guard"]),
                 record=part["record"],
                 log=part["log"],

@@ -18,8 +18,8 @@ from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig
 from anbar.config.render import CPU_KV_BYTES, EngineSlot
 from anbar.config.sizes import format_size
 
-_PROCESS_BYTES = 3 * 1024**3
-"""Memory of one CPU engine's processes without weights and caches: measured 2.6 GiB, with some room."""
+_PROCESS_BYTES = 2 * 1024**3
+"""Memory of one CPU engine's processes without weights and caches: measured 1.6 GiB, with some room."""
 _SHM_PER_WORKER = 64 * 1024**2
 """vLLM's message rings and semaphores in /dev/shm."""
 _MIN_DISK = 2 * 1024**3

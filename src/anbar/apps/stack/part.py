@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
 from anbar.adapters.process.state import PartState
@@ -22,8 +23,10 @@ _STEADY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """What a part is. It is ready when GET `url``ready_path` answers 200. `shm` are its names in /dev/shm."""
+    """What a part is: `kind` is "engine" or "router". It is ready when GET `url``ready_path` answers 200.
+    `shm` are its names in /dev/shm."""
 
+    kind: str
     child: ChildSpec
     url: str
     ready_path: str
@@ -49,9 +52,18 @@ class Part:
         """For the state file; None before the first start."""
         if self._process is None:
             return None
-        child = self.spec.child
-        guard = self._process.guard
-        return PartState(child.name, guard, str(child.record), str(child.log), self.spec.url, self.spec.shm)
+        spec, child = self.spec, self.spec.child
+        return PartState(
+            name=child.name,
+            kind=spec.kind,
+            pid=self._process.pid,
+            port=urlsplit(spec.url).port or 80,
+            guard=self._process.guard,
+            record=str(child.record),
+            log=str(child.log),
+            url=spec.url,
+            shm=spec.shm,
+        )
 
     async def start(self) -> None:
         """Start and wait until it serves. Raises StackError with the end of its log when it does not."""

@@ -71,6 +71,7 @@ def endpoint_of(config: AnbarConfig) -> str:
 
 def _engine_part(config: AnbarConfig, launch: LaunchConfig, slot: EngineSlot, child: ChildSpec) -> PartSpec:
     return PartSpec(
+        kind="engine",
         child=child,
         url=slot.url,
         ready_path="/health",
@@ -89,7 +90,7 @@ def _router_part(config: AnbarConfig, environ: Mapping[str, str]) -> PartSpec:
     }
     env.pop("ANBAR_CACHE_MODE", None)
     child = _child(config, "router", argv, env, config.router.drain_timeout_s + _ROUTER_MARGIN_S)
-    return PartSpec(child, endpoint_of(config), "/ready", _ROUTER_READY_S, Restart.ON_FAILURE)
+    return PartSpec("router", child, endpoint_of(config), "/ready", _ROUTER_READY_S, Restart.ON_FAILURE)
 
 
 def _child(

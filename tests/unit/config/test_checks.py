@@ -1,0 +1,84 @@
+"""What must agree between values."""
+
+import pytest
+
+from anbar.config.checks import check, engine_ids
+from anbar.config.managed import managed_flag
+from anbar.config.models import AnbarConfig, EngineConfig
+from anbar.config.problems import dotted
+
+
+def problems(**values: object) -> dict[str, str]:
+    config = AnbarConfig.model_validate(values)
+    return {dotted(problem.path): problem.message for problem in check(config)}
+
+
+def engine(**values: object) -> dict[str, object]:
+    return {"name": "a", **values}
+
+
+def test_defaults_have_no_problems() -> None:
+    """The configuration without a file is right."""
+    assert problems() == {}
+
+
+@pytest.mark.parametrize(
+    ("engines", "key", "words"),
+    [
+        ([engine()], "engines[0]", "needs `launch`"),
+        ([engine(launch={}, url="http://x")], "engines[0].url", "cannot stand beside"),
+        ([engine(url="http://x", api_key_env="A", api_key_file="b")], "engines[0].api_key_file", "keep one"),
+        ([engine(launch={}, events="tcp://x:1")], "engines[0].events", "only for engines with `url`"),
+        ([engine(launch={"port": 65535, "count": 2})], "engines[0].launch.port", "ports up to 65536"),
+        ([engine(launch={"port": 8000})], "engines[0].launch.port", "which the router has"),
+        ([engine(launch={"device": "cpu", "block_size": 48})], "engines[0].launch.block_size", "multiples"),
+        ([engine(launch={"count": 2}), {"name": "a-1", "url": "http://x"}], "engines[1].name", "'a-1'"),
+        ([engine(url="http://x"), {"name": "b", "url": "http://x/"}], "engines[1].url", "another engine"),
+        ([engine(launch={"args": ["--port=1"]})], "engines[0].launch.args[0]", "use launch.port"),
+        ([engine(launch={"env": {"PYTHONHASHSEED": "0"}})], "engines[0].launch.env.PYTHONHASHSEED", "agree"),
+        (
+            [engine(launch={}), {"name": "b", "launch": {"port": 8100}}],
+            "engines[1].launch.port",
+            "which a-0 has",
+        ),
+    ],
+)
+def test_engines(engines: list[dict[str, object]], key: str, words: str) -> None:
+    """Each contradiction is found where a user would correct it."""
+    found = problems(engines=engines)
+    assert words in found[key], found
+
+
+def test_host_tier_of_nothing() -> None:
+    """A host tier too small for any model; without a cache it does not matter."""
+    assert "needs at least 16MiB" in problems(cache={"host_bytes": "1MiB"})["cache.host_bytes"]
+    assert problems(cache={"host_bytes": "1MiB", "mode": "none"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("argument", "flag"),
+    [
+        ("--kv-transfer-config", "--kv-transfer-config"),
+        ("--kv_transfer_config", "--kv-transfer-config"),
+        ("--kv-transfer-config.kv_role", "--kv-transfer-config"),
+        ("--kv-tr", "--kv-transfer-config"),
+        ("--port=3", "--port"),
+        ("-tp", "-tp"),
+        ("--max-num-seqs", None),
+        ("--model-impl", None),
+        ("--kv-cache-dtype", None),
+        ("--enforce-eager", None),
+        ("8", None),
+        ("-O3", None),
+    ],
+)
+def test_managed_flags(argument: str, flag: str | None) -> None:
+    """All spellings that vLLM's parser takes, and none of the free ones."""
+    assert managed_flag(argument) == flag
+
+
+def test_engine_ids() -> None:
+    """Launched engines are numbered also when there is one; attached ones keep their name."""
+    assert engine_ids(EngineConfig.model_validate(engine(launch={"count": 2}))) == ["a-0", "a-1"]
+    assert engine_ids(EngineConfig.model_validate(engine(launch={}))) == ["a-0"]
+    assert engine_ids(EngineConfig.model_validate(engine(url="http://x"))) == ["a"]

@@ -1,0 +1,234 @@
+"""Rendered commands against golden text: a change here is a change of what every engine runs with."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, LaunchConfig
+from anbar.config.render import (
+    EngineSlot,
+    engine_command,
+    needs_plugin,
+    router_config,
+    served_name,
+    store_settings,
+)
+from anbar.core.errors import ConfigError
+
+CPU = EngineSlot(
+    id="small-0",
+    model="/models/smollm2",
+    served_name="smollm2-135m-instruct",
+    device=Device.CPU,
+    dtype=Dtype.FLOAT32,
+    port=8100,
+    scratch_dir=Path("/tmp/anbar-up-x"),
+    region="anbar-1234-small-0",
+    threads=((0, 1),),
+)
+CUDA = dataclasses.replace(
+    CPU, device=Device.CUDA, dtype=Dtype.AUTO, threads=(), gpus=("2", "3"), model="org/model"
+)
+STORE = {"kind": "files", "path": "/state/store", "id": "files-0", "timeout_s": 5.0}
+
+GOLDEN_CPU = [
+    "/venv/bin/python",
+    "-m",
+    "vllm.entrypoints.openai.api_server",
+    "--model",
+    "/models/smollm2",
+    "--served-model-name",
+    "smollm2-135m-instruct",
+    "--host",
+    "127.0.0.1",
+    "--port",
+    "8100",
+    "--dtype",
+    "float32",
+    "--block-size",
+    "32",
+    "--kv-cache-memory-bytes",
+    "1073741824",
+    "--enforce-eager",
+    "--enable-prompt-tokens-details",
+    "--disable-access-log-for-endpoints",
+    "/health,/metrics",
+    "--kv-events-config",
+    '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"ipc:///tmp/anbar-up-x/small-0.kv",'
+    '"replay_endpoint":"ipc:///tmp/anbar-up-x/small-0.replay"}',
+    "--kv-transfer-config",
+    '{"kv_connector":"AnbarConnector","kv_connector_module_path":"anbar.apps.plugin","kv_role":"kv_both",'
+    '"engine_id":"anbar-1234-small-0","kv_connector_extra_config":{"cpu_bytes_to_use":2147483648,'
+    '"blocks_per_chunk":1,"offload_prompt_only":false,"spec_name":"AnbarOffloadingSpec",'
+    '"spec_module_path":"anbar.apps.plugin","secondary_tiers":[{"type":"AnbarSharedTier",'
+    '"module_path":"anbar.apps.plugin","store":{"kind":"files","path":"/state/store","id":"files-0",'
+    '"timeout_s":5.0}}]}}',
+]
+
+
+def render(slot: EngineSlot, cache: dict[str, Any] | None = None, **launch: Any) -> tuple[list[str], Any]:
+    command = engine_command(
+        Path("/venv/bin/python"),
+        LaunchConfig.model_validate(launch),
+        CacheConfig.model_validate(cache or {}),
+        slot,
+        STORE,
+    )
+    return list(command.argv), dict(command.env)
+
+
+def option(argv: list[str], flag: str) -> str | None:
+    return argv[argv.index(flag) + 1] if flag in argv else None
+
+
+def transfer(argv: list[str]) -> dict[str, Any]:
+    text = option(argv, "--kv-transfer-config")
+    assert text is not None
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_golden_cpu_shared() -> None:
+    """The default engine on a machine without a GPU, letter by letter."""
+    argv, env = render(CPU)
+    assert argv == GOLDEN_CPU
+    assert env == {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TMPDIR": "/tmp/anbar-up-x",
+        "VLLM_RPC_BASE_PATH": "/tmp/anbar-up-x",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "0,1",
+    }
+
+
+def test_native_on_cuda_is_stock_vllm() -> None:
+    """No Anbar code in the engine, GPUs by name, and nothing set that vLLM chooses better."""
+    argv, env = render(CUDA, {"mode": "native", "host_bytes": "1GiB", "offload": "prompt"}, tensor_parallel=2)
+    assert "anbar.apps.plugin" not in " ".join(argv)
+    assert transfer(argv)["kv_connector"] == "OffloadingConnector"
+    assert transfer(argv)["kv_connector_extra_config"] == {
+        "cpu_bytes_to_use": 1024**3,
+        "blocks_per_chunk": 1,
+        "offload_prompt_only": True,
+    }
+    assert option(argv, "--tensor-parallel-size") == "2"
+    assert not {"--block-size", "--kv-cache-memory-bytes", "--enforce-eager"} & set(argv)
+    assert env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert "HF_HUB_OFFLINE" not in env
+
+
+def test_native_on_cpu_uses_the_plugin_without_a_store() -> None:
+    """Stock vLLM refuses to offload on a cpu."""
+    extra = transfer(render(CPU, {"mode": "native"})[0])["kv_connector_extra_config"]
+    assert extra["spec_name"] == "AnbarOffloadingSpec"
+    assert "secondary_tiers" not in extra
+
+
+def test_no_cache_no_transfer() -> None:
+    """cache.mode none leaves the connector out altogether; events stay."""
+    argv, _ = render(CPU, {"mode": "none"})
+    assert "--kv-transfer-config" not in argv
+    assert "--kv-events-config" in argv
+
+
+def test_launch_values_reach_the_command() -> None:
+    """Everything a launch can say, with the user's own arguments and variables last."""
+    argv, env = render(
+        CPU,
+        max_model_len=2048,
+        num_device_blocks=26,
+        block_size=64,
+        kv_cache_bytes="256MiB",
+        weights_id="w1",
+        args=["--max-num-seqs", "8"],
+        env={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    )
+    assert option(argv, "--max-model-len") == "2048"
+    assert option(argv, "--num-gpu-blocks-override") == "26"
+    assert option(argv, "--block-size") == "64"
+    assert option(argv, "--kv-cache-memory-bytes") == str(256 * 1024**2)
+    assert argv[-2:] == ["--max-num-seqs", "8"]
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    (tier,) = transfer(argv)["kv_connector_extra_config"]["secondary_tiers"]
+    assert tier["weights_id"] == "w1"
+
+
+def test_workers_are_bound_to_their_cores() -> None:
+    """Tensor parallelism on a cpu: a list of cores per worker."""
+    _, env = render(dataclasses.replace(CPU, threads=((0, 1), (2, 3))), tensor_parallel=2)
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+
+
+def test_cpu_block_size_is_checked_when_the_device_is_known() -> None:
+    """device: auto that turned out to be a cpu."""
+    with pytest.raises(ConfigError, match="multiples of 32"):
+        render(CPU, block_size=16)
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "expected"),
+    [
+        ("none", Device.CPU, False),
+        ("native", Device.CPU, True),
+        ("native", Device.CUDA, False),
+        ("shared", Device.CPU, True),
+        ("shared", Device.CUDA, True),
+    ],
+)
+def test_needs_plugin(mode: str, device: Device, expected: bool) -> None:
+    """Where Anbar must be importable in the engine's interpreter."""
+    assert needs_plugin(CacheConfig.model_validate({"mode": mode}), device) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "expected"),
+    [
+        ("smollm2-135m-instruct", None, "smollm2-135m-instruct"),
+        ("/models/llama/", None, "llama"),
+        ("org/model", None, "model"),
+        ("/models/llama", "mine", "mine"),
+    ],
+)
+def test_served_name(model: str, name: str | None, expected: str) -> None:
+    """What clients send as `model`."""
+    assert served_name(LaunchConfig(model=model, served_name=name)) == expected
+
+
+def test_store_settings() -> None:
+    """Defaults follow from the state directory, the id from the path: machines that mount it agree."""
+    config = CacheConfig().store
+    one, two = store_settings(config, Path("/a")), store_settings(config, Path("/b"))
+    assert one["path"] == "/a/store"
+    assert one["id"].startswith("files-")
+    assert one["id"] != two["id"]
+    limited = config.model_copy(update={"id": "mine", "capacity_bytes": 5})
+    assert store_settings(limited, Path("/a"))["capacity_bytes"] == 5
+    assert store_settings(limited, Path("/a"))["id"] == "mine"
+
+
+def test_router_file_is_an_ordinary_configuration() -> None:
+    """Launched engines become attached ones; what was attached stays; it loads without complaint."""
+    config = AnbarConfig.model_validate(
+        {
+            "engines": [
+                {"name": "small", "launch": {"count": 2}},
+                {"name": "gpu", "url": "http://10.0.0.5:8000", "api_key_env": "KEY"},
+            ],
+            "router": {"port": 9000},
+        }
+    )
+    slots = {"small": (CPU, dataclasses.replace(CPU, id="small-1", port=8101))}
+    data = router_config(config, slots, Path("/state"))
+    again = AnbarConfig.model_validate(data)
+    assert [engine.name for engine in again.engines] == ["small-0", "small-1", "gpu"]
+    assert again.engines[0].url == "http://127.0.0.1:8100"
+    assert again.engines[0].events == "ipc:///tmp/anbar-up-x/small-0.kv"
+    assert again.engines[1].replay == "ipc:///tmp/anbar-up-x/small-1.replay"
+    assert again.engines[0].tokenizer == "/models/smollm2"
+    assert again.engines[2] == config.engines[1]
+    assert again.router == config.router
+    assert again.cache.store.path == Path("/state/store")

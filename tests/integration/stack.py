@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -45,6 +46,8 @@ class Stack:
 
     port: int
     engines: dict[str, FakeEngine]
+    log: io.BytesIO
+    """What the router writes to standard error."""
 
     @property
     def url(self) -> str:
@@ -206,8 +209,8 @@ async def engines_of(setup: Setup) -> AsyncIterator[dict[str, FakeEngine]]:
 async def router_of(setup: Setup, engines: dict[str, FakeEngine]) -> AsyncIterator[Stack]:
     """A router in this process in front of running engines, ready; judged for leaks at the end."""
     port = free_port()
-    async with running_router(setup.write(engines, port)):
-        stack = Stack(port, engines)
+    async with running_router(setup.write(engines, port)) as log:
+        stack = Stack(port, engines, log)
         for name in engines:
             await stack.becomes(name, "ready", timeout_s=30)  # the first router loads the tokenizer's library
         yield stack

@@ -4,13 +4,15 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from anbar.testing.fake_engine import Ending, Fault, FaultKind, Scope
-from tests.integration.harness import Raw, eventually
+from tests.integration.harness import Raw, call, eventually
+from tests.integration.router import running_router
 from tests.integration.stack import (
     CHAT,
     COMPLETIONS,
@@ -19,6 +21,7 @@ from tests.integration.stack import (
     chat,
     completion,
     engines_of,
+    free_port,
     open_stream,
     parsed,
     read_events,
@@ -53,6 +56,10 @@ async def stack(common: Stack) -> AsyncIterator[Stack]:
     for name in common.engines:
         await common.becomes(name, "ready")
     await common.followed()
+
+
+async def is_ready(port: int) -> bool:
+    return (await call(port, "GET", "/ready")).status == 200
 
 
 _numbers = itertools.count()
@@ -310,13 +317,26 @@ async def test_all_engines_down_and_back(stack: Stack) -> None:
     for engine in stack.engines.values():
         await engine.revive()
 
-    async def is_ready() -> bool:
-        return (await stack.get("/ready")).status == 200
-
-    await eventually(is_ready, 3.0)
+    await eventually(lambda: is_ready(stack.port), 3.0)
     assert (await stack.complete("a")).status == 200
     for name in stack.engines:
         await stack.becomes(name, "ready")
+
+
+async def test_drain_has_an_end(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """A stream that does not end within the drain timeout is cut, and cancelled in the engine."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 0.5})
+    async with engines_of(setup) as engines, AsyncExitStack() as clients:
+        engines["e0"].pace.token_s = 0.05
+        loop = asyncio.get_running_loop()
+        port = free_port()
+        async with running_router(setup.write(engines, port)):
+            await eventually(lambda: is_ready(port))
+            await clients.enter_async_context(open_stream(port, completion("a", max_tokens=2000)))
+            began_s = loop.time()
+        assert 0.4 < loop.time() - began_s < 2
+        await eventually(lambda: engines["e0"].records.num_open == 0)
+        assert engines["e0"].records.seen[0].ending is Ending.CANCELLED
 
 
 async def test_sick_core_behind_a_living_server(stack: Stack) -> None:

@@ -162,6 +162,17 @@ async def test_secrets_end_at_the_router(stack: Stack, engine: FakeEngine) -> No
     assert answer.headers["x-anbar-engine"] == "e0"
 
 
+async def test_logs_are_discreet(stack: Stack) -> None:
+    """One line for each request, with its id, and without its prompt, its key or its headers."""
+    headers = {"authorization": "Bearer sk-secret", "x-request-id": "find-me", "cookie": "c=secret"}
+    await stack.post(COMPLETIONS, completion("a-private-thought"), headers)
+    await stack.post(COMPLETIONS, b'{"model": "a-private-thought"', headers)
+    await stack.assert_idle()
+    log = stack.log.getvalue().decode()
+    assert len([line for line in log.splitlines() if "find-me" in line]) == 2
+    assert not any(word in log for word in ("private", "secret", "engine-key", "Traceback"))
+
+
 async def test_engine_key_does_not_reach_the_client(stack: Stack) -> None:
     """No endpoint of the router shows an engine's key."""
     for path in ("/admin/engines", "/metrics", "/v1/models", "/ready", "/health"):

@@ -21,16 +21,24 @@ class Publisher:
     """PUB and ROUTER on ipc sockets in `folder`; each instance is one life, numbered from 0.
 
     `topic_frame`: replay framing of 0.32, else that of older releases. `answers`: False: a mute replay.
+    `drops_once`: batches that the first replay leaves out; with the number after the last, its end as well.
     """
 
     def __init__(
-        self, folder: Path, *, buffer_steps: int = 10_000, topic_frame: bool = True, answers: bool = True
+        self,
+        folder: Path,
+        *,
+        buffer_steps: int = 10_000,
+        topic_frame: bool = True,
+        answers: bool = True,
+        drops_once: range = range(0),
     ) -> None:
         self.events = f"ipc://{folder}/events"
         self.replay = f"ipc://{folder}/replay"
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._topic_frame = topic_frame
         self._answers = answers
+        self._drops = drops_once
         self._next = 0
         self.num_requests = 0
 
@@ -72,7 +80,9 @@ class Publisher:
             if not self._answers:
                 continue
             head = [client, empty, b""] if self._topic_frame else [client, empty]
+            dropped, self._drops = self._drops, range(0)
             for seq, data in list(self._buffer):
-                if seq >= int.from_bytes(first, "big"):
+                if seq >= int.from_bytes(first, "big") and seq not in dropped:
                     await self._router.send_multipart([*head, seq.to_bytes(8, "big"), data])
-            await self._router.send_multipart([*head, END_SEQ, b""])
+            if self._next not in dropped:
+                await self._router.send_multipart([*head, END_SEQ, b""])

@@ -14,7 +14,9 @@ from anbar.core.ids import EngineId
 from .publisher import Publisher, payload
 
 ENGINE = EngineId("e0")
-FAST = SubscriberTiming(poll_s=0.005, replay_timeout_s=0.15, backoff_s=0.01, max_backoff_s=0.05)
+FAST = SubscriberTiming(
+    poll_s=0.005, replay_timeout_s=0.15, replay_silence_s=0.1, backoff_s=0.01, max_backoff_s=0.05
+)
 
 
 @dataclass
@@ -116,6 +118,20 @@ async def test_gap_is_filled_by_replay(tmp_path: Path) -> None:
         assert stream.status.complete
 
 
+@pytest.mark.parametrize("dropped", [range(40, 45), range(90, 101)], ids=["a hole", "the end"])
+async def test_a_replay_that_drops_batches_is_continued(tmp_path: Path, dropped: range) -> None:
+    """The replay socket had no room for some batches, or for the end mark: they are asked for again."""
+    sink = Recorder()
+    async with Publisher(tmp_path, drops_once=dropped) as publisher:
+        for tag in range(100):
+            publisher.buffer_only(payload(tag))
+        async with subscriber(tmp_path, sink) as stream:
+            await until(lambda: stream.status.complete)
+            assert sink.tags == list(range(100))
+            assert sink.kinds() == ["batch"] * 100
+            assert stream.status.num_failed_replays == 1
+
+
 async def test_history_beyond_the_buffer_is_reported(tmp_path: Path) -> None:
     """Of 50 batches the buffer holds the last 10: the first 40 are reported lost, once, before the others."""
     sink = Recorder()
@@ -143,6 +159,25 @@ async def test_gap_beyond_the_buffer_voids_what_was_said(tmp_path: Path) -> None
         await until(lambda: sink.tags[-1:] == [20])
         assert sink.told[2:4] == [("restart",), ("gap", 0, 15)]
         assert sink.tags == list(range(16, 21))
+
+
+async def test_a_queue_older_than_the_replay_is_no_restart(tmp_path: Path) -> None:
+    """Live batches waited in our queue while the buffer moved on past them: they are left, nothing is
+    purged."""
+    sink = Recorder()
+    async with Publisher(tmp_path, buffer_steps=3) as publisher, subscriber(tmp_path, sink) as stream:
+        await until(lambda: stream.status.complete)
+        for tag in range(10):
+            publisher.buffer_only(payload(tag))
+        await publisher.send_frames(b"", (4).to_bytes(8, "big"), payload(4))
+        await publisher.send_frames(b"", (5).to_bytes(8, "big"), payload(5))
+        await until(lambda: stream.status.num_stale == 2)
+        await publisher.publish(10)
+        await until(lambda: sink.tags[-1:] == [10])
+        assert sink.told[0] == ("gap", 0, 6)
+        assert sink.tags == [7, 8, 9, 10]
+        assert "restart" not in sink.kinds()
+        assert stream.status.num_stale == 2
 
 
 async def test_restart_with_fewer_batches(tmp_path: Path) -> None:

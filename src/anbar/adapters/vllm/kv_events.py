@@ -14,6 +14,9 @@ buffer, so a replay asked for after a live batch `n` holds `n - 1`.
   has published more than a buffer since. So an engine that restarted while we were away is recognised
   even if it has published more than we had seen, and one that ran too far ahead is treated alike. Then:
   `on_restart`, replay from 0.
+- *Interrupted replay.* vLLM's replay socket drops what a slow reader has no room for, the end mark
+  included. A hole in a replay, or silence, makes us ask again from the last batch we have, for as long as
+  that gets on.
 - *Loss.* What a replay from 0 no longer holds is reported by `on_gap`, and the stream goes on behind it.
 - Without a replay address nothing can be compared: every new handshake counts as a restart.
 
@@ -69,7 +72,9 @@ class SubscriberTiming:
     poll_s: float = 0.25
     """How soon a new connection is noticed while nothing is published."""
     replay_timeout_s: float = 5.0
-    """Longest silence within a replay. vLLM's publisher looks for requests at least every 0.1 s."""
+    """Longest wait for a replay to begin. vLLM's publisher looks for requests at least every 0.1 s."""
+    replay_silence_s: float = 0.5
+    """Longest silence within a replay, which vLLM sends in one go; beyond, its end was dropped."""
     backoff_s: float = 0.2
     """Pause after the first failure; doubles with each."""
     max_backoff_s: float = 5.0
@@ -85,7 +90,7 @@ class KvStreamStatus:
     num_batches: int = 0
     num_duplicates: int = 0
     num_stale: int = 0
-    """Batches of a life that was over when they were taken from the queue."""
+    """Batches that were of no more use when they were taken from the queue."""
     num_restarts: int = 0
     num_gaps: int = 0
     num_lost: int = 0
@@ -102,11 +107,11 @@ class _Restarted(Exception):
 
 
 class _ReplayFailed(Exception):
-    """The replay address did not answer, or not with a replay."""
+    """The replay address did not answer, not with a replay, or not with all of it."""
 
 
 REPLAY_TRIES = 3
-"""Attempts at a replay before the stream goes on without it."""
+"""Attempts at a replay that get no further, before the stream goes on without it."""
 
 QUEUE_BATCHES = 10_000
 """Live batches that wait in the socket; beyond, the publisher drops, which is then a gap like any other."""
@@ -241,9 +246,9 @@ class KvSubscriber:
             verdict = self._log.judge(message)
         if verdict is Verdict.DUPLICATE:
             self.status.num_duplicates += 1
-        elif replayed and verdict is not Verdict.NEXT:
-            # A replay that was asked for now holds all up to this message, so it is of a life that is over
-            # and waited in our queue.
+        elif verdict is Verdict.STALE or (replayed and verdict is not Verdict.NEXT):
+            # A replay that was asked for now holds all up to this message, or only what came after it; so the
+            # message waited in our queue, and is of a life that is over or of a past that is lost.
             self.status.num_stale += 1
         else:
             self._deliver(message)
@@ -281,15 +286,22 @@ class KvSubscriber:
         """Replay what is missing; False if the replay could not be had, and nothing was verified."""
         if self._replay is None:
             return False
-        for attempt in range(REPLAY_TRIES):
+        num_failures = 0
+        while num_failures < REPLAY_TRIES:
+            before = self._log.next
             self.status.num_replays += 1
             try:
                 await self._replay_all(context)
             except _Restarted:
                 self._begin_anew()
+                num_failures += 1
             except _ReplayFailed:
                 self.status.num_failed_replays += 1
-                await asyncio.sleep(min(self._timing.backoff_s * 2**attempt, self._timing.max_backoff_s))
+                if self._log.next > before:
+                    continue
+                num_failures += 1
+                pause_s = self._timing.backoff_s * 2**num_failures
+                await asyncio.sleep(min(pause_s, self._timing.max_backoff_s))
             else:
                 return True
         return False
@@ -298,14 +310,18 @@ class KvSubscriber:
         """Deliver what the replay has beyond our last batch; raises _Restarted, _ReplayFailed."""
         known = self._log.next
         verified = known == 0
+        begun = False
         async with aclosing(self._replayed(context, max(known - 1, 0))) as messages:
             async for message in messages:
                 verdict = self._log.judge(message)
                 verified = verified or (message.seq == known - 1 and verdict is Verdict.DUPLICATE)
                 if not verified or verdict is Verdict.RESTART:
                     raise _Restarted
-                if verdict is not Verdict.DUPLICATE:
+                if verdict is Verdict.GAP and begun:
+                    raise _ReplayFailed  # the publisher's socket was full, and dropped some
+                if verdict in (Verdict.NEXT, Verdict.GAP):
                     self._deliver(message)
+                begun = True
                 await asyncio.sleep(0)
         if not verified:
             raise _Restarted
@@ -316,12 +332,15 @@ class KvSubscriber:
         another's."""
         assert self._replay is not None
         dealer = context.socket(zmq.DEALER)
+        dealer.set_hwm(QUEUE_BATCHES)
+        silence_s = self._timing.replay_timeout_s
         try:
             dealer.connect(self._replay)
             await dealer.send_multipart(replay_request(first))
             while True:
-                async with asyncio.timeout(self._timing.replay_timeout_s):
+                async with asyncio.timeout(silence_s):
                     frames = await dealer.recv_multipart()
+                silence_s = self._timing.replay_silence_s
                 message = replay_message(frames)
                 if message.seq == END_SEQ:
                     return

@@ -16,7 +16,9 @@ class Verdict(Enum):
     GAP = "gap"
     """Batches between it and the last accepted one are missing."""
     RESTART = "restart"
-    """Its number was used before for other bytes, or is too old to tell: the publisher began anew."""
+    """Its number was used before for other bytes: the publisher began anew."""
+    STALE = "stale"
+    """From before the oldest batch that is remembered: nothing can be told of it, and it is of no use."""
 
 
 class SequenceLog:
@@ -38,9 +40,10 @@ class SequenceLog:
         if message.seq > self.next:
             return Verdict.GAP
         known = self._fingerprints.get(message.seq)
-        if known is not None and known == xxhash.xxh3_64_intdigest(message.payload):
-            return Verdict.DUPLICATE
-        return Verdict.RESTART
+        if known is None:
+            return Verdict.STALE
+        same = known == xxhash.xxh3_64_intdigest(message.payload)
+        return Verdict.DUPLICATE if same else Verdict.RESTART
 
     def accept(self, message: Message) -> None:
         """Take `message` as the newest, whatever is missing before it."""

@@ -12,6 +12,7 @@ from anbar.adapters.http.openai import (
     Endpoint,
     check_length,
     check_output_length,
+    is_beyond_context,
     parse,
     unknown_model,
 )
@@ -243,3 +244,20 @@ def test_unknown_model_is_404_and_short() -> None:
     error = unknown_model("x" * 10_000)
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
     assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "beyond"),
+    [
+        (TEXT, {"prompt": "x" * 2560}, False),
+        (TEXT, {"prompt": "x" * 2561}, True),
+        (TEXT, {"prompt": ["x" * 2561]}, False),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}] * 2}, True),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 2561}]}]}, True),
+        (CHAT, {"messages": [{"role": "user", "content": [{"image_url": {"url": "x" * 9999}}, 1]}]}, False),
+    ],
+)
+def test_text_beyond_any_tokenization(endpoint: Endpoint, fields: dict[str, object], beyond: bool) -> None:
+    """A context of 10 tokens holds 2560 characters at most; images and lists of prompts are not judged."""
+    api = parse(endpoint, (chat if endpoint is CHAT else text)(**fields), ClientKv.REFUSE)
+    assert is_beyond_context(api, 10) is beyond

@@ -340,6 +340,7 @@ async def test_slow_client_holds_the_engine_back() -> None:
         (b'{"model":"m","prompt":[]}', 400, b"empty_array"),
         (b'{"model":"m","prompt":[1],"max_tokens":1001}', 400, b"context_length_exceeded"),
         (b'{"model":"m","prompt":[' + b"1," * 999 + b"1]}", 400, b"context_length_exceeded"),
+        (b'{"model":"m","prompt":"' + b"x" * 256_001 + b'"}', 400, b"context_length_exceeded"),
         (b'{"model":"m","prompt":"x","cache_salt":"s"}', 400, b"unsupported_parameter"),
     ],
 )

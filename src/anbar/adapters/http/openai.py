@@ -20,6 +20,8 @@ _MISSING_FIELD = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
 _SALT_FORBIDDEN = frozenset("@/\\\x00")
 _SALT_MAX_CHARS = 128
 _MAX_COUNT = 2**31 - 1
+MAX_CHARS_PER_TOKEN = 256
+"""No token of a real vocabulary stands for more text."""
 
 
 class Endpoint(Enum):
@@ -280,6 +282,45 @@ def check_length(request: ApiRequest, num_tokens: int, max_model_len: int) -> No
             param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
             code="context_length_exceeded",
         )
+
+
+def is_beyond_context(request: ApiRequest, max_model_len: int) -> bool:
+    """Whether the prompt has more text than the context could hold with the longest of tokens: then it need
+    not be tokenized, which takes a second per megabyte."""
+    return _num_chars(request) > MAX_CHARS_PER_TOKEN * max_model_len
+
+
+def beyond_context(request: ApiRequest, max_model_len: int) -> RequestError:
+    """The error for such a prompt, unless the engine is asked to truncate it."""
+    return RequestError(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
+        f"{_num_chars(request)} characters, which is more than so many tokens can stand for.",
+        param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
+        code="context_length_exceeded",
+    )
+
+
+def truncates(request: ApiRequest) -> bool:
+    """Whether the engine is asked to shorten the prompt."""
+    return request.body.get("truncate_prompt_tokens") is not None
+
+
+def _num_chars(request: ApiRequest) -> int:
+    """Characters of text in the prompt, roughly: images and tools are not counted."""
+    if request.endpoint is Endpoint.COMPLETIONS:
+        prompt = request.body.get("prompt")
+        return len(prompt) if isinstance(prompt, str) else 0
+    messages = cast("list[dict[str, object]]", request.body["messages"])
+    return sum(_num_content_chars(message.get("content")) for message in messages)
+
+
+def _num_content_chars(content: object) -> int:
+    if isinstance(content, str):
+        return len(content)
+    if not isinstance(content, list):
+        return 0
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def check_output_length(request: ApiRequest, max_model_len: int) -> None:

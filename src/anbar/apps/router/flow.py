@@ -141,12 +141,13 @@ class Flow:
         serving = self._serving(api.model)
         record.model = api.model
         max_model_len = max(engine.facts.max_model_len for engine in serving)
-        check_output_length(api, max_model_len)
+        if max_model_len:
+            check_output_length(api, max_model_len)
         before_s = parts.clock.now_s()
         num_body_bytes = len(exchange.request.body)
-        tokens = await parts.prompts.tokens(api, num_body_bytes, serving)
+        tokens = await parts.prompts.tokens(api, serving)
         record.tokenize_s = parts.clock.now_s() - before_s
-        if tokens.ids:
+        if tokens.ids and max_model_len:
             check_length(api, len(tokens.ids), max_model_len)
         query = self._query(record, api, tokens.ids, serving[0], num_body_bytes)
         record.num_prompt_tokens = query.num_tokens

@@ -8,16 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from anbar.adapters.http.fetch import fetch
-from anbar.adapters.http.openai import ApiRequest, Endpoint
+from anbar.adapters.http.openai import ApiRequest, Endpoint, beyond_context, is_beyond_context, truncates
 from anbar.adapters.vllm.remote_tokens import chat_request, completion_request, token_ids
 from anbar.adapters.vllm.tokens import NotReproducible, Tokenizer
 from anbar.apps.router.engine import Engine
 from anbar.core.errors import UpstreamError
-
-MAX_BYTES_PER_TOKEN = 256
-"""No token of a real vocabulary is longer. A prompt with more bytes than the context could hold even so is
-not tokenized here, which would take a second per megabyte: the engine refuses it by its length in
-characters."""
 
 REMOTE_TIMEOUT_S = 2.0
 """How long a request waits for an engine's /tokenize before it is routed by load alone."""
@@ -42,10 +37,13 @@ class Prompts:
         """Tokenize prompts for `model` with `tokenizer` from now on."""
         self._tokenizers[model] = tokenizer
 
-    async def tokens(self, api: ApiRequest, num_bytes: int, serving: Sequence[Engine]) -> Tokens:
-        """The ids that the engines in `serving` will compute; `num_bytes` is the size of the body."""
+    async def tokens(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
+        """The ids that the engines in `serving` will compute. Raises RequestError for a prompt whose mere
+        number of characters is beyond their context."""
         longest = max(engine.facts.max_model_len for engine in serving)
-        if num_bytes > MAX_BYTES_PER_TOKEN * longest:
+        if longest and is_beyond_context(api, longest):
+            if not truncates(api):
+                raise beyond_context(api, longest)
             return Tokens((), "prompt_too_long")
         tokenizer = self._tokenizers.get(api.model)
         if tokenizer is None:

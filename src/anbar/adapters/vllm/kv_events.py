@@ -1,8 +1,10 @@
 """The subscriber to one engine's KV events: a complete and ordered stream, or a report of what is missing.
 
-How a stream is made whole -------------------------- vLLM's publisher numbers its batches from 0 in each
-life and offers the last 10,000 of them for replay. It sends a batch before it puts it into the replay
-buffer, so a replay asked for after a live batch `n` holds `n - 1`.
+How a stream is made whole
+--------------------------
+vLLM's publisher numbers its batches from 0 in each life and offers the last 10,000 of them for replay. It
+sends a batch before it puts it into the replay buffer, so a replay asked for after a live batch `n` holds
+`n - 1`.
 
 - *Start.* Subscribe, wait for the handshake, then replay from 0. Live batches queue in the socket
   meanwhile and are taken afterwards; those that the replay had are recognised by number and bytes and

@@ -147,10 +147,8 @@ router: {polcy: x}
     found = complaints(tmp_path, text)
     keys = [line.split(": ")[1] for line in found]
     assert set(keys) == {
-        "engines[0].name",
         "engines[0].launch.modle",
         "engines[0].launch.port",
-        "engines[1].name",
         "engines[1].url",
         "router.polcy",
     }

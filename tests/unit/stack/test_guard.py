@@ -8,22 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from anbar.adapters.process import proc
 from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
-
-CHILD = Path(__file__).with_name("fake_child.py")
-
-
-async def eventually(check: Callable[[], bool], limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not check():
-        assert time.monotonic() < deadline, "did not happen in time"
-        await asyncio.sleep(0.02)
+from tests.unit.stack.processes import CHILD, below, eventually
 
 
 def spec_of(tmp_path: Path, *options: str, grace_s: float = 5.0) -> ChildSpec:
@@ -35,10 +27,6 @@ def spec_of(tmp_path: Path, *options: str, grace_s: float = 5.0) -> ChildSpec:
         record=tmp_path / "child.json",
         grace_s=grace_s,
     )
-
-
-def below(pid: int) -> list[proc.ProcessId]:
-    return [entry.id for entry in proc.descendants(pid, proc.all_entries()) if not entry.zombie]
 
 
 async def started(spec: ChildSpec, num_processes: int) -> tuple[GuardedProcess, list[proc.ProcessId]]:
@@ -103,6 +91,7 @@ LAUNCHER = """
 import asyncio, os, sys
 from pathlib import Path
 from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
+from tests.unit.stack.processes import CHILD, below, eventually
 
 async def main(log, record, *command):
     guarded = GuardedProcess(ChildSpec("child", command, dict(os.environ), Path(log), Path(record), 0.5))

@@ -1,0 +1,63 @@
+"""The engine interpreter: found, looked at, and refused with the command that helps."""
+
+from pathlib import Path
+
+import pytest
+
+from anbar.apps.interpreter import choose, complaint, inspect
+from anbar.core.errors import StackError
+from tests.unit.stack.processes import fake_python
+
+
+def test_environment_wins() -> None:
+    """ANBAR_ENGINE_PYTHON names the interpreter, and is named as the reason."""
+    assert choose({"ANBAR_ENGINE_PYTHON": "/x/python"}) == (
+        Path("/x/python"),
+        "environment ANBAR_ENGINE_PYTHON",
+    )
+
+
+def test_good_interpreter(tmp_path: Path) -> None:
+    """A CPU build of the right version with anbar in it."""
+    found = inspect(fake_python(tmp_path), "test")
+    assert (found.vllm, found.cpu_build, found.anbar, found.missing) == ("0.32.0", True, "0.1.0", ())
+    assert complaint(found, needs_plugin=True) is None
+
+
+@pytest.mark.parametrize(
+    ("vllm", "anbar", "needs_plugin", "words"),
+    [
+        (None, None, False, "no vLLM in .*fix: .*python -m pip install 'vllm==0.32.*'"),
+        ("0.30.1", None, False, "vLLM 0.30.1 in .* is not supported, only 0.32.*pip install"),
+        ("0.32.1", None, True, "anbar is not installed in .*fix: .*python -m pip install --no-deps"),
+        ("0.32.1", "0.0.9", True, "anbar 0.0.9 in .* is not this version"),
+    ],
+)
+def test_unfit_interpreters(
+    tmp_path: Path, vllm: str | None, anbar: str | None, needs_plugin: bool, words: str
+) -> None:
+    """Each defect has its message with the exact command."""
+    found = inspect(fake_python(tmp_path, vllm=vllm, anbar=anbar), "test")
+    text = complaint(found, needs_plugin=needs_plugin)
+    assert text is not None
+    with pytest.raises(StackError, match=words):
+        raise StackError(text)
+
+
+def test_anbar_is_not_needed_for_stock_offload(tmp_path: Path) -> None:
+    """native on a GPU runs no Anbar code in the engine."""
+    found = inspect(fake_python(tmp_path, anbar=None), "test")
+    assert complaint(found, needs_plugin=False) is None
+
+
+@pytest.mark.parametrize("kind", ["missing", "not executable", "not a Python", "directory"])
+def test_broken_interpreters(tmp_path: Path, kind: str) -> None:
+    """The path and where it came from are in the message."""
+    path = tmp_path / "python"
+    if kind == "directory":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_text("#!/bin/sh\necho hello\n")
+        path.chmod(0o755 if kind == "not a Python" else 0o644)
+    with pytest.raises(StackError, match=r"the engine interpreter .*python \(test\)"):
+        inspect(path, "test")

@@ -5,83 +5,21 @@ Source of the rules and texts: vLLM 0.32 `entrypoints/openai/{chat_completion,co
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
+from anbar.testing.fake_engine.errors import ApiError, FrameworkError, Json, invalid, refused
+from anbar.testing.fake_engine.fields import check_fields, check_sampling, typed
 from anbar.testing.fake_engine.http import HttpRequest
-from anbar.testing.fake_engine.tokenizer import FakeTokenizer, TemplateError
-
-Json = Mapping[str, object]
+from anbar.testing.fake_engine.prompts import chat_prompt, completion_prompts
+from anbar.testing.fake_engine.tokenizer import FakeTokenizer
 
 _decode = msgspec.json.Decoder().decode
-
-_NUMBER = (int, float)
-_CHAT: dict[str, tuple[type, ...]] = {
-    "messages": (list,),
-    "max_completion_tokens": (int,),
-    "tools": (list,),
-    "chat_template_kwargs": (dict,),
-    "add_generation_prompt": (bool,),
-    "continue_final_message": (bool,),
-    "top_logprobs": (int,),
-}
-_COMPLETION: dict[str, tuple[type, ...]] = {"prompt": (str, list), "suffix": (str,), "logprobs": (int,)}
-_BOTH: dict[str, tuple[type, ...]] = {
-    "model": (str,),
-    "max_tokens": (int,),
-    "n": (int,),
-    "stream": (bool,),
-    "stream_options": (dict,),
-    "stop": (str, list),
-    "temperature": _NUMBER,
-    "top_p": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "seed": (int,),
-    "user": (str,),
-    "min_tokens": (int,),
-    "ignore_eos": (bool,),
-    "echo": (bool,),
-    "cache_salt": (str,),
-    "kv_transfer_params": (dict,),
-    "request_id": (str,),
-    "session_id": (str,),
-    "priority": (int,),
-}
-_RANGES = {"temperature": (0.0, 2.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0)}
-
-
-class ApiError(Exception):
-    """A refusal: status, `error.type`, `error.message`, `error.param`."""
-
-    def __init__(
-        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.kind = kind
-        self.param = param
-
-    def body(self) -> Json:
-        """vLLM's `ErrorResponse`."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
-        return {"error": error}
-
-
-class Unauthorized(ApiError):
-    """The key is wrong: vLLM's middleware answers without its usual shape."""
-
-    def body(self) -> Json:
-        return {"error": self.message}
-
-
-def invalid(message: str, param: str) -> ApiError:
-    """A body that does not validate (FastAPI's RequestValidationError as vLLM shows it)."""
-    return ApiError(f"1 validation error:\n  {message}", kind="Bad Request", param=param)
+dump = msgspec.json.Encoder().encode
+"""JSON as the engine writes it: compact, text as UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +64,17 @@ def parse_json(request: HttpRequest) -> dict[str, object]:
     """The body as an object; ApiError as FastAPI and vLLM word it."""
     kind = (request.header("content-type") or "").lower().partition(";")[0].strip()
     if kind != "application/json":
-        raise invalid("Unsupported Media Type: Only 'application/json' is allowed", "body")
+        raise invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
+    if not request.body:
+        raise invalid("{'type': 'missing', 'loc': 'body', 'msg': 'Field required'}", "body")
     try:
+        request.body.decode()
         body = _decode(request.body)
-    except UnicodeDecodeError as error:
-        raise ApiError("There was an error parsing the body", kind="Bad Request") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(
-            "{'type': 'json_invalid', 'loc': 'body.0', 'msg': 'JSON decode error'}", "body.0"
-        ) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise FrameworkError("There was an error parsing the body") from error
+    except msgspec.DecodeError as error:
+        text = "{'type': 'json_invalid', 'loc': 'body.0', 'msg': 'JSON decode error'}"
+        raise invalid(text, "body.0") from error
     if not isinstance(body, dict):
         raise invalid(
             "{'type': 'model_attributes_type', 'msg': 'Input should be a valid dictionary'}", "body"
@@ -146,20 +86,21 @@ def parse_generate(
     request: HttpRequest, body: Json, *, chat: bool, tokenizer: FakeTokenizer, limits: Limits
 ) -> Generate:
     """Validate in vLLM's order: fields, model, prompt, length, sampling; ApiError for what it refuses."""
-    _check_types(body, _BOTH | (_CHAT if chat else _COMPLETION))
-    _check_fields(body, chat=chat)
+    body = typed(body, chat=chat)
+    check_fields(body, chat=chat)
     wanted, wanted_name = _wanted_tokens(body, chat=chat)
     model = cast(str, body.get("model") or limits.models[0])
     if model not in limits.models and model not in limits.loras:
         message = f"The model `{model}` does not exist. Valid aliases: {', '.join(limits.models)}."
         raise ApiError(message, status=404, kind="NotFoundError", param="model")
-    texts, prompts = _chat_prompt(body, tokenizer) if chat else _completion_prompts(body, tokenizer)
+    texts, prompts = chat_prompt(body, tokenizer) if chat else completion_prompts(body, tokenizer)
     longest = max(len(prompt) for prompt in prompts)
     _check_length(longest, wanted, wanted_name, limits.max_model_len)
+    check_sampling(body)
     left = limits.max_model_len - longest
     max_tokens = left if wanted is None else min(wanted, left)
     if max_tokens < 1 and not body.get("echo"):
-        raise ApiError(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
+        raise refused(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     options = cast(Json, body.get("stream_options") or {})
     usage = bool(options.get("include_usage"))
     stop = body.get("stop") or []
@@ -215,138 +156,16 @@ def _wants_prompt_logprobs(body: Json, *, chat: bool) -> bool:
 def _check_length(longest: int, wanted: int | None, wanted_name: str, max_model_len: int) -> None:
     if wanted is not None and wanted > max_model_len:
         text = f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}."
-        raise ApiError(f"{text} Please request fewer output tokens.", param=wanted_name)
+        raise refused(f"{text} Please request fewer output tokens.", wanted_name, wanted)
     if longest > max_model_len:
-        raise ApiError(
+        text = (
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
             f"at least {max_model_len + 1} input tokens, which exceeds this limit even without any output "
-            "tokens. Please reduce the length of the input prompt.",
-            param="input_tokens",
+            "tokens. Please reduce the length of the input prompt."
         )
+        raise refused(text, "input_tokens", max_model_len + 1)
     if longest == max_model_len:
         raise ApiError(
             f"The decoder prompt (length {longest}) plus the number of requested output tokens (at least 1) "
             f"is longer than the maximum model length of {max_model_len}."
         )
-
-
-def _check_types(body: Json, types: Mapping[str, tuple[type, ...]]) -> None:
-    for name, allowed in types.items():
-        value = body.get(name)
-        if value is None:
-            continue
-        is_flag = isinstance(value, bool)
-        if not isinstance(value, allowed) or (is_flag and bool not in allowed):
-            expected = " or ".join(kind.__name__ for kind in allowed)
-            raise invalid(
-                f"{{'type': '{allowed[0].__name__}_type', 'loc': 'body.{name}', "
-                f"'msg': 'Input should be a valid {expected}'}}",
-                f"body.{name}",
-            )
-
-
-def _check_fields(body: Json, *, chat: bool) -> None:
-    if chat and "messages" not in body:
-        raise invalid("{'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}", "body.messages")
-    if body.get("stream_options") and not body.get("stream"):
-        raise invalid("Value error, Stream options can only be defined when `stream=True`.", "stream_options")
-    salt = body.get("cache_salt")
-    if salt is not None and (
-        salt == "" or len(cast(str, salt)) > 128 or set(cast(str, salt)) & set("@/\\\x00")
-    ):
-        raise invalid("Value error, Parameter 'cache_salt' must be a non-empty string", "cache_salt")
-    n = cast(int, body.get("n") or 1)
-    if n < 1:
-        raise ApiError(f"n must be at least 1, got {n}.")
-    for name, (low, high) in _RANGES.items():
-        value = cast(float | None, body.get(name))
-        if value is not None and not low <= value <= high:
-            raise ApiError(f"{name} must be in [{low:g}, {high:g}], got {value}.", param=name)
-    top_p = cast(float | None, body.get("top_p"))
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ApiError(f"top_p must be in (0, 1], got {top_p}.", param="top_p")
-
-
-def _chat_prompt(body: Json, tokenizer: FakeTokenizer) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    messages = cast(list[object], body["messages"])
-    for index, message in enumerate(messages):
-        where = f"body.messages.{index}"
-        if not isinstance(message, dict):
-            raise invalid(f"{{'type': 'dict_type', 'loc': '{where}'}}", where)
-        if not isinstance(message.get("role"), str):
-            raise invalid(f"{{'type': 'missing', 'loc': '{where}.role'}}", f"{where}.role")
-        if not isinstance(message.get("content"), str | list | None):
-            raise invalid(f"{{'type': 'string_type', 'loc': '{where}.content'}}", f"{where}.content")
-    if body.get("continue_final_message") and body.get("add_generation_prompt", True):
-        text = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
-        raise invalid(f"Value error, {text}", "body")
-    try:
-        text = tokenizer.chat_text(
-            cast(list[Json], messages),
-            add_generation_prompt=bool(body.get("add_generation_prompt", True)),
-            continue_final_message=bool(body.get("continue_final_message")),
-            variables=_template_variables(body),
-        )
-    except TemplateError as error:
-        raise ApiError(str(error)) from error
-    special = bool(body.get("add_special_tokens", False))
-    return (text,), (tuple(tokenizer.encode(text, special=special)),)
-
-
-def _template_variables(body: Json) -> dict[str, object]:
-    """What a request gives the template beside its messages (`build_chat_params`)."""
-    asked = cast(Json, body.get("chat_template_kwargs") or {})
-    own: dict[str, object] = {
-        "documents": body.get("documents"),
-        "reasoning_effort": body.get("reasoning_effort"),
-    }
-    if own["reasoning_effort"] is not None and "enable_thinking" not in asked:
-        own["enable_thinking"] = own["reasoning_effort"] != "none"
-    if body.get("tools") is not None:
-        own["tools"] = [_tool(cast(Json, tool)) for tool in cast(list[object], body["tools"])]
-    return {**asked, **{name: value for name, value in own.items() if value is not None}}
-
-
-def _tool(tool: Json) -> Json:
-    """A tool as vLLM's model of it prints: known keys in order, null where not given."""
-    function = cast(Json, tool.get("function") or {})
-    shown = {name: function.get(name) for name in ("name", "description", "parameters")}
-    rare = {name: function[name] for name in ("strict", "defer_loading") if function.get(name) is not None}
-    return {"type": "function", "function": {**shown, **rare}}
-
-
-def _completion_prompts(
-    body: Json, tokenizer: FakeTokenizer
-) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    prompt = body.get("prompt")
-    if prompt is None or prompt in ("", []):
-        text = "Either prompt or prompt_embeds must be provided and non-empty."
-        raise invalid(f"Value error, {text}", "prompt")
-    special = bool(body.get("add_special_tokens", True))
-    items = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else cast(list[object], prompt)
-    texts: list[str] = []
-    prompts: list[tuple[int, ...]] = []
-    for item in items:
-        if isinstance(item, str):
-            texts.append(item)
-            prompts.append(tuple(tokenizer.encode(item, special=special)))
-        elif _is_ids(item):
-            ids = tuple(cast(list[int], item))
-            outside = [token for token in ids if token < 0 or token >= tokenizer.vocab_size]
-            if outside:
-                raise ApiError(f"Token id {outside[0]} is out of vocabulary", param="prompt")
-            texts.append(tokenizer.decode(ids))
-            prompts.append(ids)
-        else:
-            raise invalid("{'type': 'string_type', 'loc': 'body.prompt'}", "body.prompt")
-    if any(not ids for ids in prompts):
-        raise ApiError("The decoder prompt cannot be empty", param="prompt")
-    return tuple(texts), tuple(prompts)
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-dump = msgspec.json.Encoder().encode
-"""JSON as the engine writes it: compact, text as UTF-8."""

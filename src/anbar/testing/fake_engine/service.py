@@ -7,15 +7,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from anbar.testing.fake_engine import metrics, shapes
-from anbar.testing.fake_engine.api import (
-    ApiError,
-    Json,
-    Unauthorized,
-    dump,
-    invalid,
-    parse_generate,
-    parse_json,
-)
+from anbar.testing.fake_engine.api import dump, parse_generate, parse_json
+from anbar.testing.fake_engine.errors import ApiError, FrameworkError, Json, Unauthorized, invalid
 from anbar.testing.fake_engine.faults import Fault
 from anbar.testing.fake_engine.generate import Generation
 from anbar.testing.fake_engine.http import Exchange, HttpRequest
@@ -144,8 +137,8 @@ class Service:
         if page is not None:
             return page
         if request.path in {*self._get, *self._post, *_GENERATE, "/health", "/metrics"}:
-            raise ApiError("Method Not Allowed", status=405, kind="Method Not Allowed")
-        raise ApiError("Not Found", status=404, kind="Not Found")
+            raise FrameworkError("Method Not Allowed", status=405)
+        raise FrameworkError("Not Found", status=404)
 
     def _models(self, _: HttpRequest) -> Json:
         config = self._state.config

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anbar.testing.fake_engine.answers import Token
-from anbar.testing.fake_engine.api import Generate, Json
+from anbar.testing.fake_engine.api import Generate
+from anbar.testing.fake_engine.errors import Json
 
 _FINGERPRINT = "vllm-0.32.0-fake0000"
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from anbar.testing.fake_engine.api import ApiError, dump
+from anbar.testing.fake_engine.api import dump
+from anbar.testing.fake_engine.errors import ApiError
 from anbar.testing.fake_engine.faults import Fault, FaultBox, FaultKind
 from anbar.testing.fake_engine.http import Exchange, Header
 

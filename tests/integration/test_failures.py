@@ -126,6 +126,61 @@ async def test_two_of_three_killed_at_once(tokenizer_dir: Path, socket_dir: Path
             await stack.becomes(name, "ready")
 
 
+async def test_engines_die_and_return_under_load(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """One engine after the other dies and comes back under steady load: answers are right or errors in shape.
+
+    A whole answer is the deterministic text of its prompt; a stream is that text with [DONE], or ends with an
+    error event; hardly anything fails, since an engine that dies before its first byte is replaced.
+    """
+    loop = asyncio.get_running_loop()
+    results: list[str] = []
+
+    async def ask(stack: Stack, number: int) -> None:
+        streamed = number % 2 == 0
+        answer = await stack.post(COMPLETIONS, completion(f"{number % 7} grain", stream=streamed))
+        if answer.status != 200:
+            assert answer.status in (502, 503)
+            assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+            results.append("refused")
+            return
+        if not streamed:
+            results.append(answer.json["choices"][0]["text"])
+            return
+        events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event]
+        if events[-1] == b"[DONE]":
+            results.append("".join(chunk["choices"][0]["text"] for chunk in parsed(events)))
+        else:
+            assert "error" in json.loads(events[-1])
+            results.append("broken")
+
+    async def load(stack: Stack, until_s: float, first: int) -> None:
+        number = first
+        while loop.time() < until_s:
+            try:
+                await ask(stack, number)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                results.append("broken")
+            number += 8
+
+    async with running_stack(Setup(tokenizer_dir, socket_dir, num_engines=3)) as stack:
+        texts = {(await stack.complete(f"{n} grain")).json["choices"][0]["text"] for n in range(7)}
+        for engine in stack.engines.values():
+            engine.pace.overhead_s, engine.pace.token_s = 0.01, 0.002
+        clients = [asyncio.create_task(load(stack, loop.time() + 2.0, first)) for first in range(8)]
+        for _ in range(2):
+            for engine in stack.engines.values():
+                await asyncio.sleep(0.15)
+                await engine.die()
+                await asyncio.sleep(0.15)
+                await engine.revive()
+        await asyncio.gather(*clients)
+        assert set(results) <= texts | {"refused", "broken"}
+        assert len(results) > 100
+        assert sum(result in texts for result in results) > 0.9 * len(results)
+        for name in stack.engines:
+            await stack.becomes(name, "ready")
+
+
 async def test_engine_hangs(stack: Stack) -> None:
     """An engine that accepts and never answers: after the first-byte timeout the next one answers."""
     prompt, target = await warm(stack)

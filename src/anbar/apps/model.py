@@ -96,8 +96,9 @@ def _run_script(interpreter: Interpreter, source: Path, made: Path, report: Repo
         )
         try:
             assert process.stdout is not None
-            for line in process.stdout:
-                report(f"{DEFAULT_MODEL}: {line.strip()}")
+            with process.stdout as output:
+                for line in output:
+                    report(f"{DEFAULT_MODEL}: {line.strip()}")
             status = process.wait(timeout=_UNPACK_TIMEOUT_S)
         finally:
             process.kill()

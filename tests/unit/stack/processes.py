@@ -10,6 +10,20 @@ from anbar.adapters.process import proc
 
 CHILD = Path(__file__).with_name("fake_child.py")
 
+API_SERVER = """
+import json, os, sys
+os.environ.pop("PYTHONPATH")
+def value(flag):
+    return sys.argv[sys.argv.index(flag) + 1]
+if "FAKE_CHILD" in os.environ:
+    command = ["{child}", "--port", value("--port"), *os.environ["FAKE_CHILD"].split()]
+else:
+    events = json.loads(value("--kv-events-config"))
+    command = ["-m", "anbar.testing.fake_engine", "--port", value("--port"), "--model",
+        value("--served-model-name"), "--events", events["endpoint"], "--replay", events["replay_endpoint"]]
+os.execv("{python}", ["{python}", *command])
+"""
+
 
 async def eventually(check: Callable[[], bool], limit_s: float = 10.0) -> None:
     """Wait for `check`; AssertionError when it stays false."""
@@ -25,7 +39,8 @@ def below(pid: int) -> list[proc.ProcessId]:
 
 
 def fake_python(directory: Path, *, vllm: str | None = "0.32.0", anbar: str | None = "0.1.0") -> Path:
-    """An executable that passes for a Python with vLLM: its API server is `fake_child.py`.
+    """An executable that passes for a Python with vLLM. Its API server is the fake engine, or `fake_child.py`
+    with the options in the variable FAKE_CHILD.
 
     `vllm` and `anbar` are the versions that it says it has; None: not installed.
     """
@@ -42,12 +57,7 @@ def fake_python(directory: Path, *, vllm: str | None = "0.32.0", anbar: str | No
         (site / package / "__init__.py").touch()
     if vllm is not None:
         server = site / "vllm/entrypoints/openai/api_server.py"
-        server.write_text(
-            "import os, sys\n"
-            "port = sys.argv[sys.argv.index('--port') + 1]\n"
-            f"options = os.environ.get('FAKE_ENGINE', '').split()\n"
-            f"os.execv({sys.executable!r}, [{sys.executable!r}, {str(CHILD)!r}, '--port', port, *options])\n"
-        )
+        server.write_text(API_SERVER.format(python=sys.executable, child=str(CHILD)))
     python = directory / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)

@@ -38,6 +38,8 @@ _SCAN_INTERVAL_S = 2.0
 """Engines create shared memory while they start: first scans are closer. One reads a few files in /proc."""
 _REST_GRACE_S = 5.0
 """What the rest gets when the command itself ended by itself: vLLM's workers notice within that time."""
+_ORPHAN_GRACE_S = 10.0
+"""The longest grace when the launcher is gone: nobody waits for answers that still run."""
 _KILL_LIMIT_S = 10.0
 """SIGKILL takes effect at once unless a process hangs in the kernel; then waiting longer would not help."""
 
@@ -88,10 +90,10 @@ class Guard:
                     return False
             readable, _, _ = select.select([*launcher, wake], [], [], self._pause(now))
             if wake in readable and signal.SIGTERM in os.read(wake, 4096):
-                self._stop("SIGTERM")
+                self._stop("SIGTERM", self._grace_s)
             if 0 in readable and not os.read(0, 4096):
                 launcher = []
-                self._stop("the launcher is gone")
+                self._stop("the launcher is gone", min(self._grace_s, _ORPHAN_GRACE_S))
         return True
 
     def _pause(self, now: float) -> float:
@@ -101,12 +103,12 @@ class Guard:
         until = self._scan_pause if self._kill_at is None else max(0.0, self._kill_at - now)
         return min(self._scan_pause, until)
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, grace_s: float) -> None:
         if self._kill_at is not None:
             self._kill_at = time.monotonic()
             return
         _say(f"stopping: {reason}")
-        self._kill_at = time.monotonic() + self._grace_s
+        self._kill_at = time.monotonic() + grace_s
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._main, signal.SIGTERM)
 

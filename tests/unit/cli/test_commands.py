@@ -1,0 +1,97 @@
+"""The commands as a user runs them: what they print and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from anbar.config.models import AnbarConfig
+
+
+def anbar(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("ANBAR_")}
+    return subprocess.run(
+        [sys.executable, "-m", "anbar.cli.main", *args],
+        cwd=cwd,
+        env={**clean, "COLUMNS": "200", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_config_show_is_a_configuration(tmp_path: Path) -> None:
+    """What is shown is YAML that loads to the same, with an origin on every value."""
+    (tmp_path / "anbar.yaml").write_text("engines:\n  - name: a\n    launch: {args: [--max-num-seqs, '8']}\n")
+    shown = anbar("config", "show", "--set", "router.port=8123", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "port: 8123" in shown.stdout
+    assert "# command line --set router.port" in shown.stdout
+    assert "# anbar.yaml:2" in shown.stdout
+    again = tmp_path / "again.yaml"
+    again.write_text(shown.stdout)
+    assert anbar("config", "check", "-c", str(again), cwd=tmp_path).stdout == f"{again}: fine\n"
+    second = anbar("config", "show", "-c", str(again), "--json", cwd=tmp_path)
+    first = anbar("config", "show", "--set", "router.port=8123", "--json", cwd=tmp_path)
+    assert json.loads(second.stdout)["config"] == json.loads(first.stdout)["config"]
+
+
+def test_config_show_json(tmp_path: Path) -> None:
+    """Values and origins beside each other, the environment named."""
+    done = anbar("config", "show", "--json", cwd=tmp_path, ANBAR_ROUTER_PORT="8111")
+    data = json.loads(done.stdout)
+    assert AnbarConfig.model_validate(data["config"]).router.port == 8111
+    assert data["origins"]["router.port"] == "environment ANBAR_ROUTER_PORT"
+    assert data["origins"]["cache.mode"] == "default"
+
+
+def test_config_show_hides_secrets(tmp_path: Path) -> None:
+    """Variables that look like secrets are not printed."""
+    text = "engines: [{name: a, launch: {env: {HF_TOKEN: hush, LEVEL: debug}}}]"
+    (tmp_path / "anbar.yaml").write_text(text)
+    shown = anbar("config", "show", cwd=tmp_path).stdout
+    assert "hush" not in shown
+    assert "debug" in shown
+
+
+@pytest.mark.parametrize("command", ["up", "doctor", "status", "down"])
+def test_wrong_configuration(tmp_path: Path, command: str) -> None:
+    """Every command refuses it alike: one readable line, status 2, no stack trace."""
+    (tmp_path / "anbar.yaml").write_text("cache:\n  mode: lmcache\n")
+    done = anbar(command, cwd=tmp_path)
+    assert done.returncode == 2
+    expected = "anbar: anbar.yaml:2: cache.mode: is 'lmcache'; allowed: none, native, shared\n"
+    assert done.stderr == expected
+
+
+def test_debug_shows_the_trace(tmp_path: Path) -> None:
+    """Only on request."""
+    done = anbar("config", "check", "-c", "nowhere.yaml", cwd=tmp_path, ANBAR_DEBUG="1")
+    assert "Traceback" in done.stderr
+    assert "nowhere.yaml: cannot be read" in done.stderr
+
+
+def test_wrong_options(tmp_path: Path) -> None:
+    """--set without a value, and an unknown option."""
+    done = anbar("config", "check", "--set", "router.port", cwd=tmp_path)
+    assert (done.returncode, "write it as KEY=VALUE" in done.stderr) == (2, True)
+    assert anbar("up", "--bogus", cwd=tmp_path).returncode == 2
+
+
+def test_nothing_runs(tmp_path: Path) -> None:
+    """status and down on a fresh directory."""
+    status = anbar("status", cwd=tmp_path)
+    assert (status.returncode, status.stdout) == (1, f"nothing runs on {tmp_path / '.anbar'}\n")
+    down = anbar("down", cwd=tmp_path)
+    assert (down.returncode, down.stdout) == (0, f"nothing runs on {tmp_path / '.anbar'}\n")
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    """The whole of what anbar can do."""
+    shown = anbar("--help", cwd=tmp_path).stdout
+    for command in ("up", "status", "down", "router", "doctor", "model", "config"):
+        assert f" {command} " in shown

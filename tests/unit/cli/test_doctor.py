@@ -1,0 +1,226 @@
+"""Doctor: each trouble is found, named and has a fix."""
+
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from anbar.apps.doctor import Finding, Level
+from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, check_ports, check_shm
+from anbar.apps.doctor.model import check_model
+from anbar.apps.doctor.remote import check_engine
+from anbar.apps.machine import Machine, read_machine
+from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, EngineConfig, LaunchConfig
+from anbar.config.render import EngineSlot
+from tests.unit.cli.test_commands import anbar
+
+GIB = 1024**3
+MACHINE = Machine((0, 1), frozenset({"avx2"}), 8 * GIB, 4 * GIB, 8 * GIB, 5 * GIB, ())
+SLOT = EngineSlot(
+    "a-0", "/m", "m", Device.CPU, Dtype.FLOAT32, 8100, Path("/s"), "region", threads=((0,), (1,))
+)
+
+
+def levels(findings: Iterator[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+def test_this_machine() -> None:
+    """What is read of the real machine makes sense."""
+    machine = read_machine({"CUDA_VISIBLE_DEVICES": "0, 1,-1"})
+    assert machine.cores == tuple(sorted(os.sched_getaffinity(0)))
+    assert 0 < machine.free_memory <= machine.total_memory
+    assert 0 <= machine.shm_free <= machine.shm_total
+    assert machine.gpus == ("0", "1")
+    assert machine.flags
+
+
+def test_cpu() -> None:
+    """AVX2 is needed on x86; more workers than cores is slow; without CPU engines it does not matter."""
+    slots = {"a": (SLOT,)}
+    assert levels(check_cpu(MACHINE, slots)) == [Level.OK, Level.OK]
+    assert Level.WARN in levels(check_cpu(dataclasses.replace(MACHINE, cores=(0,)), slots))
+    bare = dataclasses.replace(MACHINE, flags=frozenset())
+    assert levels(check_cpu(bare, slots)) == [Level.FAIL]
+    assert levels(check_cpu(bare, {})) == []
+
+
+def test_memory() -> None:
+    """Against what is free."""
+    assert check_memory(MACHINE, 4 * GIB).level is Level.OK
+    finding = check_memory(MACHINE, 5 * GIB)
+    assert finding.level is Level.FAIL
+    assert "cache.host_bytes" in finding.fix
+
+
+def test_shm() -> None:
+    """The host tiers of all engines must fit; the fix names Kubernetes' way too."""
+    config = AnbarConfig()
+    assert check_shm(MACHINE, config, {"a": (SLOT, SLOT)}).level is Level.OK
+    finding = check_shm(MACHINE, config, {"a": (SLOT, SLOT, SLOT)})
+    assert finding.level is Level.FAIL
+    assert "needs 6.4GiB, 5GiB of 8GiB are free" in finding.detail
+    assert "medium: Memory" in finding.fix
+
+
+def test_ports() -> None:
+    """A taken port with its holder; an address that is not ours; free ones."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        (finding,) = check_ports([("router", "127.0.0.1", port)])
+    assert finding.level is Level.FAIL
+    assert f"it is taken by process {os.getpid()}" in finding.detail
+    assert "router.port" in finding.fix
+    assert levels(check_ports([("router", "127.0.0.1", port)])) == [Level.OK]
+    assert levels(check_ports([("router", "203.0.113.1", port)])) == [Level.FAIL]
+
+
+def test_directories(tmp_path: Path) -> None:
+    """To be made, a file in the way, and not writable (root may write anywhere, so /proc stands for it)."""
+    assert check_directory("x", tmp_path / "a" / "b", key="k").level is Level.OK
+    (tmp_path / "file").touch()
+    assert "is not a directory" in check_directory("x", tmp_path / "file" / "b", key="k").detail
+    assert check_directory("x", Path("/proc/anbar"), key="k").level is Level.FAIL
+
+
+def model(tmp_path: Path, **config: object) -> EngineSlot:
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, **config}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    return dataclasses.replace(SLOT, model=str(tmp_path))
+
+
+def found(launch: dict[str, Any], cache: dict[str, Any], slot: EngineSlot) -> dict[str, Finding]:
+    findings = check_model(LaunchConfig.model_validate(launch), CacheConfig.model_validate(cache), slot)
+    return {finding.topic: finding for finding in findings}
+
+
+def test_model_sizes(tmp_path: Path) -> None:
+    """1,024 bytes a token: what fits on the device and in the host tier."""
+    slot = model(tmp_path, max_position_embeddings=4096)
+    good = found({"kv_cache_bytes": "8MiB"}, {"host_bytes": "16MiB"}, slot)
+    assert {finding.level for finding in good.values()} == {Level.OK}
+    assert "1,024 bytes of KV per token" in good["model"].detail
+    assert "512 chunks of 32 tokens" in good["host tier"].detail
+    small = found({"kv_cache_bytes": "1MiB"}, {}, slot)
+    assert small["device KV"].level is Level.FAIL
+    assert "holds 1,024 tokens, its longest context is 4,096" in small["device KV"].detail
+    assert "device KV" not in found({"kv_cache_bytes": "1MiB", "max_model_len": 1024}, {}, slot)
+    assert found({"num_device_blocks": 8}, {}, slot)["device KV"].level is Level.FAIL
+    few = found({"kv_cache_bytes": "8MiB"}, {"host_bytes": "16MiB", "chunk_blocks": 64}, slot)
+    assert few["host tier"].level is Level.WARN
+    none = found({"kv_cache_bytes": "8MiB"}, {"host_bytes": "16MiB", "chunk_blocks": 512}, slot)
+    assert none["host tier"].level is Level.FAIL
+
+
+def test_models_that_cannot_be_judged(tmp_path: Path) -> None:
+    """A hub name, a directory without config.json, a shape that is not understood."""
+    assert found({}, {}, dataclasses.replace(SLOT, model="org/x"))["model"].level is Level.WARN
+    assert found({}, {}, dataclasses.replace(SLOT, model="/nonexistent"))["model"].level is Level.FAIL
+    assert found({}, {}, model(tmp_path, num_hidden_layers=None))["model"].level is Level.WARN
+
+
+class Engine:
+    """An engine's replies by path; anything else is 404."""
+
+    def __init__(self, replies: Mapping[str, tuple[int, object]]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, body = replies.get(self.path, (404, None))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            def do_POST(self) -> None:
+                self.do_GET()
+
+            def log_message(self, *args: object) -> None:
+                return
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+GOOD: dict[str, tuple[int, object]] = {
+    "/health": (200, None),
+    "/version": (200, {"version": "0.32.0"}),
+    "/v1/models": (200, {"data": [{"id": "m"}]}),
+    "/kv_event_sources": (200, [{"endpoint": "tcp://*:5557"}]),
+    "/v1/completions": (200, {"usage": {"prompt_tokens_details": {"cached_tokens": 0}}}),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({}, Level.OK, "usage carries cached_tokens"),
+        ({"/health": (503, None)}, Level.FAIL, "/health answers 503"),
+        ({"/version": (200, {"version": "0.31.0"})}, Level.WARN, "vLLM 0.31.0"),
+        ({"/v1/models": (401, None)}, Level.FAIL, "asks for an API key"),
+        ({"/v1/models": (200, {"data": []})}, Level.FAIL, "names no model"),
+        ({"/kv_event_sources": (404, None)}, Level.WARN, "publishes no KV events"),
+        ({"/v1/completions": (200, {"usage": {"prompt_tokens_details": None}})}, Level.WARN, "no cached"),
+    ],
+)
+def test_attached_engines(change: dict[str, tuple[int, object]], level: Level, words: str) -> None:
+    """What a running engine tells of itself."""
+    engine = Engine({**GOOD, **change})
+    try:
+        findings = list(check_engine(EngineConfig(name="a", url=engine.url)))
+    finally:
+        engine.close()
+    worst = max(findings, key=lambda finding: list(Level).index(finding.level))
+    assert worst.level is level
+    assert any(words in finding.detail for finding in findings)
+    assert all(finding.fix for finding in findings if finding.level is not Level.OK)
+
+
+def test_unreachable_engine_and_missing_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody listens; a key's variable is not set; a key's file is not there."""
+    (finding,) = check_engine(EngineConfig(name="a", url="http://127.0.0.1:1"))
+    assert "cannot be reached" in finding.detail
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_env="NO_SUCH_KEY"))
+    assert "NO_SUCH_KEY is not set" in finding.detail
+    (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_file=tmp_path / "key"))
+    assert "cannot be read" in finding.detail
+
+
+def test_command(tmp_path: Path) -> None:
+    """Exit status 1 when something fails; lines and JSON say the same."""
+    (tmp_path / "anbar.yaml").write_text(
+        "engines: [{name: a, url: 'http://127.0.0.1:1'}]\nrouter: {port: 1}\n"
+    )
+    plain = anbar("doctor", cwd=tmp_path)
+    assert plain.returncode == 1
+    assert "fail  engine a: http://127.0.0.1:1 cannot be reached" in plain.stdout
+    assert "      fix: start it" in plain.stdout
+    findings = json.loads(anbar("doctor", "--json", cwd=tmp_path).stdout)
+    assert {"level", "topic", "detail", "fix"} == set(findings[0])
+    assert any(finding["level"] == "fail" and finding["topic"] == "engine a" for finding in findings)
+
+
+def test_missing_interpreter(tmp_path: Path) -> None:
+    """The variable, the path and the way out."""
+    done = anbar("doctor", cwd=tmp_path, ANBAR_ENGINE_PYTHON="/nonexistent/python")
+    assert done.returncode == 1
+    assert "/nonexistent/python (environment ANBAR_ENGINE_PYTHON) does not exist" in done.stdout
+    assert "fix: set ANBAR_ENGINE_PYTHON" in done.stdout

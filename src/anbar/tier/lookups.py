@@ -66,7 +66,8 @@ class Lookups:
         self._unsent: dict[Scope, list[bytes]] = {}
 
     def open(self, request: str, wish: Wish) -> None:
-        """A request may ask from now on."""
+        """A request may ask from now on; what an earlier one of the same name asked is forgotten."""
+        self.close(request)
         self._requests[request] = _Request(wish)
 
     def close(self, request: str) -> None:

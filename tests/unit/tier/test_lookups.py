@@ -1,6 +1,8 @@
 """Lookups, in virtual time, with the store's answers given by hand."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from anbar.core.clock import ManualClock
 from anbar.tier.breaker import Breaker, Verdict
@@ -189,3 +191,78 @@ def test_closed_requests_leave_nothing_behind(rig: Rig) -> None:
     assert rig.ask("t", B) == [Answer.HIT]
     rig.lookups.close("s")
     assert rig.ask("t", A) == [Answer.RETRY]
+
+
+def test_a_request_may_come_again(rig: Rig) -> None:
+    """A request of the same name is opened anew while its key is looked up: the old question's answer is not
+    for it, and its own question gets one."""
+    rig.open("r")
+    rig.ask("r", A)
+    (question,) = rig.lookups.take_questions()
+    rig.open("r")
+    rig.lookups.settle(question, [Outcome.MISS])
+    assert rig.ask("r", A) == [Answer.RETRY]
+    rig.settle(Outcome.HIT)
+    assert rig.ask("r", A) == [Answer.HIT]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), st.sampled_from("rst"), st.booleans()),
+        st.tuples(st.just("close"), st.sampled_from("rst"), st.none()),
+        st.tuples(st.just("ask"), st.sampled_from("rst"), st.sampled_from([A, B, C])),
+        st.tuples(st.just("send"), st.none(), st.none()),
+        st.tuples(st.just("settle"), st.sampled_from([*Outcome, None]), st.none()),
+        st.tuples(st.just("give up"), st.sampled_from("rst"), st.sampled_from([A, B, C])),
+        st.tuples(st.just("stored"), st.sampled_from("rst"), st.sampled_from([A, B, C])),
+        st.tuples(st.just("wait"), st.none(), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(steps)
+def test_the_promises_hold_in_any_order(events: list[tuple[str, object, object]]) -> None:
+    """Requests come, ask, load, store and go, and the store answers or not, in any order: nothing raises, a
+    given-up key never hits again, an answer stays (but for a key that is stored), and when the bound has
+    passed every open question is answered."""
+    rig = Rig()
+    open_questions: list[Question] = []
+    given_up: set[tuple[str, bytes]] = set()
+    final: dict[tuple[str, bytes], Answer] = {}
+    asked: set[tuple[str, bytes]] = set()
+    for what, who, key in events:
+        match what:
+            case "open" | "close":
+                known = (given_up, asked, final)
+                for entry in [e for entries in known for e in entries if e[0] == who]:
+                    given_up.discard(entry), asked.discard(entry), final.pop(entry, None)
+                if what == "open":
+                    rig.open(who, wish=Wish("scope" if key else ""))
+                else:
+                    rig.lookups.close(who)
+            case "ask":
+                (answer,) = rig.ask(who, key)
+                asked.add((who, key))
+                assert answer is not Answer.HIT or (who, key) not in given_up
+                assert final.get((who, key), answer) is answer
+                if answer is not Answer.RETRY:
+                    final[who, key] = answer
+            case "send":
+                open_questions += rig.lookups.take_questions()
+            case "settle" if open_questions:
+                question = open_questions.pop()
+                outcomes = None if who is None else [who] * len(question.keys)
+                rig.lookups.settle(question, outcomes)
+            case "give up":
+                rig.lookups.give_up(who, [key])
+                given_up.add((who, key))
+                final.pop((who, key), None)
+            case "stored":
+                rig.lookups.stored(who, [key])
+                final.pop((who, key), None)
+            case "wait":
+                rig.clock.advance(0.3)
+    rig.clock.advance(0.5)
+    assert all(rig.ask(request, key) != [Answer.RETRY] for request, key in asked)

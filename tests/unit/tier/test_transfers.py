@@ -1,6 +1,8 @@
 """Stores and loads on their way, with the store's outcomes given by hand."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from anbar.core.clock import ManualClock
 from anbar.tier.breaker import Breaker, Verdict
@@ -157,3 +159,51 @@ def test_a_job_without_keys_ends(rig: Rig) -> None:
     assert rig.transfers.store(rig.job(1, ""), wanted=True) == []
     assert rig.transfers.load(rig.job(2, "")) == []
     assert [finished.ok for finished in rig.transfers.take_finished()] == [True, True]
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["store", "load"]), st.text("abcdefgh", max_size=8), st.booleans()),
+        st.tuples(st.just("settle"), st.integers(0, 20), st.sampled_from([*Outcome, None])),
+        st.tuples(st.just("break"), st.none(), st.none()),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300)
+@given(operations)
+def test_every_job_ends_once_and_nothing_stays_pinned(events: list[tuple[str, object, object]]) -> None:
+    """Jobs of any keys, calls settled in any order with any outcome, a breaker that opens: every job ends
+    exactly once, with each of its keys at most once, a key is never written by two calls at a time, and at
+    the end everything can be used again."""
+    rig = Rig()
+    calls = []
+    jobs: dict[int, Job] = {}
+    for what, value, flag in events:
+        if what in ("store", "load"):
+            job = rig.job(len(jobs) + 1, "".join(sorted(set(value))))
+            jobs[job.id] = job
+            more = rig.transfers.load(job) if what == "load" else rig.transfers.store(job, wanted=flag)
+            calls += more
+            written = [key for call in calls if call.direction is Direction.STORE for key in call.keys]
+            assert len(written) == len(set(written))
+        elif what == "settle" and calls:
+            call = calls.pop(value % len(calls))
+            rig.transfers.settle(call, None if flag is None else [flag] * len(call.keys))
+        elif what == "break":
+            rig.open_breaker() if not rig.breaker.is_open() else rig.clock.advance(60.0)
+    for call in calls:
+        rig.transfers.settle(call, [Outcome.HIT] * len(call.keys))
+    finished = rig.transfers.take_finished()
+    assert sorted(f.job for f in finished) == sorted(jobs)
+    for end in finished:
+        ended = [*end.good, *end.failed]
+        assert len(ended) == len(set(ended))
+        assert set(ended) <= set(jobs[end.job].keys)
+        assert end.direction is Direction.STORE or set(ended) == set(jobs[end.job].keys)
+    rig.clock.advance(60.0)
+    assert rig.transfers.num_running == 0
+    assert sum(len(call.keys) for call in rig.transfers.load(rig.job(98, "abcd"))) == CONFIG.max_load_rows
+    stored = rig.transfers.store(rig.job(99, "abcdef"), wanted=True)
+    assert sum(len(call.keys) for call in stored) == CONFIG.max_store_rows

@@ -1,0 +1,296 @@
+"""Drives the shared tier's shell over vLLM's real classes, without an engine; runs in the engine's
+interpreter.
+
+    python drive_tier.py <output file>
+
+Writes, as JSON, what each scenario saw; `test_vllm_contract` says what must be there.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from vllm.v1.kv_offload.base import (
+    OffloadingKVEventsConfig,
+    OffloadKey,
+    ReqContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
+
+from anbar.adapters.vllm.fingerprint import digest_of, identity
+from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
+from anbar.adapters.vllm.store_calls import Timeouts
+from anbar.core.clock import ManualClock
+from anbar.core.errors import AnbarError
+from anbar.testing.memory_store import MemoryStore
+from anbar.tier.store import Outcome
+
+ROWS, ROW_BYTES = 16, 64
+STEP = ScheduleEndContext((), ())
+
+
+class Rig:
+    """A tier over a store in memory, stepped as vLLM's manager does."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore("mem")
+        self.clock = ManualClock()
+        self.rows = np.zeros((ROWS, ROW_BYTES), dtype=np.int8)
+        spec = SimpleNamespace(kv_events_config=OffloadingKVEventsConfig(True, False))
+        self.tier = SharedTier(
+            spec,
+            memoryview(self.rows),
+            "AnbarSharedTier",
+            None,
+            store=self.store,
+            clock=self.clock,
+            options=SharedTierOptions(Timeouts(0.5, 0.5, 0.5)),
+        )
+        self.num_jobs = 0
+
+    def request(self, name: str, params: object = None) -> ReqContext:
+        context = ReqContext(name, params)
+        self.tier.on_new_request(context)
+        return context
+
+    def lookup(self, key: OffloadKey, context: ReqContext) -> list[str]:
+        """Answers step by step until one is final."""
+        answers = []
+        for _ in range(200):
+            answers.append(self.tier.lookup(key, context).name)
+            if answers[-1] != "RETRY":
+                return sorted(set(answers), key=answers.index)
+            self.tier.on_schedule_end(STEP)
+            time.sleep(0.005)
+            self.tier.get_finished_jobs()
+        return answers
+
+    def run(self, keys: list[OffloadKey], rows: list[int], context: ReqContext, *, load: bool) -> JobResult:
+        """One job, to its end."""
+        self.num_jobs += 1
+        job = TransferJob(self.num_jobs, keys, np.array(rows, dtype=np.int32), load, context)
+        (self.tier.submit_load if load else self.tier.submit_store)(job)
+        self.tier.drain_jobs()
+        (result,) = self.tier.get_finished_jobs()
+        assert result.job_id == job.job_id
+        return result
+
+    def events(self) -> list[list[object]]:
+        return [
+            [e.medium.name, e.locality.name, e.ownership, e.removed, len(e.keys)]
+            for e in self.tier.take_events()
+        ]
+
+    def stats(self) -> dict[str, float]:
+        """Values of the metrics, by name and labels after the store's."""
+        data = self.tier.get_stats().data["data"]
+        return {
+            ":".join((name, *labels[1:])): value
+            for name, samples in data.items()
+            for labels, value in samples.items()
+            if "seconds" not in name
+        }
+
+
+def key(number: int) -> OffloadKey:
+    return make_offload_key(bytes([number]) * 32, 0)
+
+
+def round_trip(rig: Rig) -> object:
+    """Store two rows, find them, load them into other rows."""
+    rig.rows[1], rig.rows[2] = 11, 22
+    context = rig.request("r")
+    before = rig.lookup(key(1), context)
+    stored = rig.run([key(1), key(2)], [1, 2], context, load=False)
+    other = rig.request("s")
+    after = rig.lookup(key(1), other) + rig.lookup(key(2), other)
+    loaded = rig.run([key(2), key(1)], [7, 8], other, load=True)
+    rows = [int(rig.rows[7, 0]), int(rig.rows[8, -1])]
+    return [before, stored.success, after, loaded.success, rows, rig.events(), rig.stats()]
+
+
+def failed_load(rig: Rig) -> object:
+    """One of three keys is damaged and one vanishes after the lookup: partial success, both are given up."""
+    context = rig.request("r")
+    rig.run([key(1), key(2), key(3)], [1, 2, 3], context, load=False)
+    other = rig.request("s")
+    found = [rig.lookup(key(n), other) for n in (1, 2, 3)]
+    rig.events()
+    rig.store.damage(key(2))
+    rig.store.evict(key(3))
+    result = rig.run([key(1), key(2), key(3)], [4, 5, 6], other, load=True)
+    good = [k[0] for k in result.successful_keys or ()]
+    again = [rig.lookup(key(n), other) for n in (1, 2, 3)]
+    return [found, result.success, good, again, sorted(map(str, rig.events()))]
+
+
+def order(rig: Rig) -> object:
+    """vLLM's keys come in any order: the beginning of the prefix is stored first when only part may be."""
+    context = rig.request("r")
+    for number in range(ROWS):
+        context.set_offload_key_position(key(number), 32 * (number + 1))
+    keys = [key(n) for n in (9, 3, 0, 7, 11, 1, 5, 2, 10, 4, 8, 6)]
+    rig.run(keys, list(range(12)), context, load=False)
+    probe = rig.request("s")
+    return [n for n in range(12) if rig.lookup(key(n), probe)[-1] == "HIT"]
+
+
+def outage(rig: Rig) -> object:
+    """A hung store: a lookup is a miss after one deadline, further ones at once; later it is used again."""
+    rig.store.delay_s = 60.0
+    first = rig.request("r")
+    hung = rig.lookup(key(1), first)
+    started_s = time.monotonic()
+    refused = rig.lookup(key(2), first)
+    stored = rig.run([key(3)], [3], first, load=False)
+    seconds = time.monotonic() - started_s
+    state = rig.stats()["anbar_tier_breaker_state"]
+    rig.store.delay_s = 0.0
+    rig.clock.advance(1.0)
+    second = rig.request("s")
+    back = rig.lookup(key(1), second)
+    closed = rig.stats()["anbar_tier_breaker_state"]
+    return [hung[-1], refused, stored.success, seconds < 0.2, state, back[-1], closed]
+
+
+def full(rig: Rig) -> object:
+    """A store that is full, and one that raises: jobs end, nothing raises."""
+    context = rig.request("r")
+    rig.store.outcome = Outcome.FULL
+    one = rig.run([key(1)], [1], context, load=False).success
+    rig.store.outcome, rig.store.raises = None, RuntimeError("defect")
+    two = rig.run([key(2)], [2], context, load=False).success
+    three = rig.run([key(2)], [2], context, load=True).success
+    return [one, two, three, rig.stats()["anbar_tier_defects"], rig.events()]
+
+
+def wishes(rig: Rig) -> object:
+    """What a request asks: scopes are apart, "never" is acknowledged, nonsense bypasses."""
+    seen = []
+    rig.run([key(1)], [1], rig.request("a", {"anbar": {"v": 1, "scope": "one"}}), load=False)
+    fields = [{"v": 1, "scope": "one"}, {"v": 1, "scope": "two"}, {"v": 9}, "nonsense", None]
+    for number, field in enumerate(fields):
+        seen.append(rig.lookup(key(1), rig.request(f"b{number}", {"anbar": field}))[-1])
+    never = rig.run([key(2)], [2], rig.request("c", {"anbar": {"v": 1, "store": "never"}}), load=False)
+    return [seen, never.success, rig.store.stats().num_entries]
+
+
+def metrics(rig: Rig) -> object:
+    """Every metric that is reported is defined, with as many labels."""
+    context = rig.request("r")
+    rig.lookup(key(1), context)
+    rig.run([key(1)], [1], context, load=False)
+    rig.run([key(1)], [2], context, load=True)
+    defined = SharedTier.build_metric_definitions({})
+    data = rig.tier.get_stats().data["data"]
+    return all(
+        len(labels) == len(defined[name].labelnames) for name, samples in data.items() for labels in samples
+    )
+
+
+def fingerprints(rig: Rig) -> object:
+    """How many different fingerprints the variants of one engine have, and whether an equal one is equal."""
+    base = _identity()
+    variants = [
+        _identity(model={"rope_theta": 2}),
+        _identity(dtype="torch.float16"),
+        _identity(quantization="fp8"),
+        _identity(hash_algo="sha256_cbor"),
+        _identity(kv_dtype="fp8"),
+        _identity(layout="BLHNC"),
+        _identity(blocks_per_chunk=2),
+        _identity(tp=2),
+        _identity(rows=4096),
+        _identity(weights="other"),
+    ]
+    return [len({digest_of(card) for card in (base, *variants)}), base == _identity(model={"rope_theta": 1})]
+
+
+def _identity(
+    *,
+    model: dict[str, object] | None = None,
+    dtype: str = "torch.float32",
+    quantization: str | None = None,
+    hash_algo: str = "sha256",
+    kv_dtype: str = "float32",
+    layout: str = "LBHNC",
+    blocks_per_chunk: int = 1,
+    tp: int = 1,
+    rows: int = 8192,
+    weights: str = "weights",
+) -> dict[str, object]:
+    hf_config = SimpleNamespace(
+        to_dict=lambda: {"_name_or_path": str(id(model)), "rope_theta": 1, **(model or {})}
+    )
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=hf_config, dtype=dtype, quantization=quantization),
+        attention_config=SimpleNamespace(backend=None),
+        cache_config=SimpleNamespace(prefix_caching_hash_algo=hash_algo),
+        speculative_config=None,
+    )
+    offloading = OffloadingConfig(
+        groups=(OffloadingGroupConfig(32, ("layers.0", "layers.1"), 0),),
+        worker_kv_bytes_per_block=4096,
+        enable_kv_cache_events=False,
+        extra_config={},
+        engine_id="e",
+        model=OffloadingModelConfig("name", kv_dtype),
+        cache=OffloadingCacheConfig(32, blocks_per_chunk),
+        parallel=OffloadingParallelConfig(0, tp, tp, 1, 1, 1, 0, 1, None, False),
+        kv_cache_layout=layout,
+    )
+    return identity(config, SimpleNamespace(config=offloading, replicated_layout=False), rows, weights)
+
+
+SCENARIOS: list[Callable[[Rig], object]] = [
+    round_trip, failed_load, order, outage, full, wishes, metrics, fingerprints,
+]  # fmt: skip
+
+
+def plugin_errors(output: dict[str, object]) -> None:
+    """What the composition root says of wrong settings."""
+    from anbar.apps import plugin
+
+    wrong: list[dict[str, object]] = [
+        {"kind": "redis"},
+        {"kind": "files"},
+        {"kind": "files", "path": "/tmp", "speed": 9},
+        {"kind": "files", "path": "/dev/null"},
+        {"kind": "files", "path": "/tmp", "capacity_bytes": -1},
+    ]
+    for number, config in enumerate(wrong):
+        try:
+            plugin.open_store(config, b"")
+        except AnbarError as error:
+            output[f"error {number}"] = str(error)
+    try:
+        plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={"kind": "files", "path": "/tmp"})
+    except AnbarError as error:
+        output["without configuration"] = str(error)
+
+
+def main(path: Path) -> None:
+    output: dict[str, object] = {}
+    for scenario in SCENARIOS:
+        rig = Rig()
+        output[scenario.__name__] = scenario(rig)
+        rig.tier.shutdown()
+    plugin_errors(output)
+    path.write_text(json.dumps(output))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -155,6 +155,8 @@ def test_promotions_that_are_evicted_before_use_end(rig: Rig) -> None:
         assert rig.ask("r", A) == [Answer.HIT]
         rig.lookups.loading("r", [A])
     assert rig.ask("r", A) == [Answer.MISS]
+    rig.lookups.stored("r", [A])
+    assert rig.ask("r", A) == [Answer.MISS]
     assert rig.counted() == {"hit": 1, "spent": 1}
 
 

@@ -17,6 +17,5 @@ class RouteQuery:
     model: str
     token_ids: tuple[int, ...]
     num_tokens: int
-    max_output_tokens: int = 0
     lora: str | None = None
     cache_salt: str | None = None

@@ -8,14 +8,14 @@ from anbar.core.request import RouteQuery
 
 
 def fits(query: RouteQuery, engine: EngineView) -> bool:
-    """Whether the prompt and the asked output (at least one token) fit the engine's context.
+    """Whether the prompt and one token of output fit the engine's context: vLLM 0.32 shortens an answer that
+    does not fit behind its prompt, and refuses only a prompt that leaves no room at all.
 
     A prompt that was not tokenized has no known length: it passes, and the engine itself is the judge.
-    Source: vLLM 0.32 refuses `prompt + max_tokens > max_model_len`.
     """
     if not query.token_ids:
         return True
-    return query.num_tokens + max(1, query.max_output_tokens) <= engine.max_model_len
+    return query.num_tokens < engine.max_model_len
 
 
 def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
@@ -39,8 +39,8 @@ def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineV
     if not fitting:
         longest = max(engine.max_model_len for engine in serving)
         raise RequestError(
-            f"The model's maximum context length is {longest} tokens. The request asks for "
-            f"{query.num_tokens} tokens of prompt and {max(1, query.max_output_tokens)} of output.",
+            f"The model's maximum context length is {longest} tokens. The prompt has {query.num_tokens}, which "
+            "leaves no room for an answer.",
             code="context_length_exceeded",
         )
     ready = [engine for engine in fitting if engine.state is EngineState.READY]

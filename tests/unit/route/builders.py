@@ -91,9 +91,8 @@ def query(
     salt: str | None = None,
     lora: str | None = None,
     model: str = "m",
-    output: int = 0,
 ) -> RouteQuery:
-    return RouteQuery(RequestId("r"), model, tuple(tokens), len(tokens), output, lora, salt)
+    return RouteQuery(RequestId("r"), model, tuple(tokens), len(tokens), lora, salt)
 
 
 def view(

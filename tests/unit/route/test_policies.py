@@ -89,7 +89,7 @@ def test_who_is_to_blame_when_nobody_can(name: str) -> None:
     with pytest.raises(RequestError, match=r"'x' does not exist. Available: m") as unknown:
         decide(name, [view("a")], asked=query(PROMPT, model="x"))
     assert (unknown.value.status, unknown.value.code) == (404, "model_not_found")
-    with pytest.raises(RequestError, match=r"1000 tokens of prompt and 1 of output") as long:
+    with pytest.raises(RequestError, match=r"1000 tokens. The prompt has 1000, which leaves no room") as long:
         decide(name, [view("a", context=1000), view("b", context=10)])
     assert (long.value.status, long.value.code) == (400, "context_length_exceeded")
     with pytest.raises(NoEngine, match="a is draining, b is unhealthy"):
@@ -101,11 +101,11 @@ def test_who_is_to_blame_when_nobody_can(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_the_context_must_hold_prompt_and_output(name: str) -> None:
-    """An engine with too little room for the output asked for is passed over; a prompt of unknown length may
-    go anywhere."""
-    views = [view("a", context=1001), view("b", context=1100)]
-    route = decide(name, views, asked=query(PROMPT, output=100))
+def test_the_context_must_hold_the_prompt_and_one_token(name: str) -> None:
+    """An engine whose context the prompt fills is passed over, since it could not answer with a single token;
+    a prompt of unknown length may go anywhere."""
+    views = [view("a", context=1000), view("b", context=1001)]
+    route = decide(name, views, asked=query(PROMPT))
     assert (route.target, route.fallbacks) == ("b", ())
     unknown = RouteQuery(query([]).request_id, "m", (), 5000)
     assert len(decide(name, views, asked=unknown).fallbacks) == 1

@@ -264,7 +264,7 @@ def single_prompt(prompt: object) -> str | list[int]:
         return prompt
     if not isinstance(prompt, list) or not prompt:
         raise Unreproducible(Reason.MALFORMED, "prompt is neither text nor token ids")
-    if all(type(token) is int and token >= 0 for token in prompt):
+    if set(map(type, prompt)) == {int} and min(prompt) >= 0:  # a long prompt: no loop of our own
         return list(prompt)
     if all(isinstance(entry, str | list) for entry in prompt):
         raise Unreproducible(Reason.SEVERAL_PROMPTS, f"{len(prompt)} prompts in one request")

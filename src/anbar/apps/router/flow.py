@@ -174,8 +174,6 @@ class Flow:
             model=api.model,
             token_ids=ids,
             num_tokens=len(ids) or num_body_bytes // BYTES_PER_TOKEN,
-            # vLLM shortens an answer that does not fit behind its prompt: only one token must.
-            max_output_tokens=0,
             lora=api.model if api.model in engine.facts.adapters else None,
             cache_salt=api.cache_salt,
         )

@@ -54,7 +54,9 @@ class Engine:
 
 
 def sum_samples(text: str, name: str, labels: Mapping[str, str]) -> float:
-    """Sum of the samples of `name` in Prometheus text whose labels include `labels`."""
+    """Sum of the samples of `name` in Prometheus text whose labels include `labels`; the metric must exist, or
+    a test of a misspelt one could not fail."""
+    assert f"# TYPE {name} " in text, f"there is no metric {name}"
     total = 0.0
     for line in text.splitlines():
         match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", line)
@@ -117,11 +119,15 @@ class Stack:
     def engines(self) -> dict[str, Engine]:
         """The engines that run now, from the state file."""
         state = json.loads((self.state_dir / "state.json").read_text())
-        return {
-            part["name"]: Engine(id=part["name"], url=f"http://127.0.0.1:{part['port']}", pid=part["pid"])
-            for part in state["parts"]
-            if part["kind"] == "engine"
-        }
+        parts = (part for part in state["parts"] if part["kind"] == "engine")
+        return {part["name"]: Engine(part["name"], part["url"], part["pid"]) for part in parts}
+
+    def attached(self) -> list[dict[str, Any]]:
+        """The engines as the router's own configuration names them."""
+        entries: list[dict[str, Any]] = yaml.safe_load((self.state_dir / "router.yaml").read_text())[
+            "engines"
+        ]
+        return entries
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the router's own samples."""
@@ -129,8 +135,12 @@ class Stack:
 
     def ready_engines(self) -> set[str]:
         """Ids of the engines that the router would send a request to."""
-        admin = self.http.get("/admin/engines").json()
-        return {engine["id"] for engine in admin["engines"] if engine["state"] == "ready"}
+        return {engine["id"] for engine in self.admin() if engine["state"] == "ready"}
+
+    def admin(self) -> list[dict[str, Any]]:
+        """What the router says of each engine."""
+        engines: list[dict[str, Any]] = self.http.get("/admin/engines").json()["engines"]
+        return engines
 
     def complete(self, prompt: str | list[int], **fields: Any) -> Answer:
         """A greedy streamed completion."""
@@ -147,10 +157,13 @@ class Stack:
         return list(httpx.post(f"{engine.url}/tokenize", json=body, timeout=30).json()["tokens"])
 
     def settle(self) -> None:
-        """Wait until the router has heard all that the engines had to say: no new KV event for 0.4 s."""
+        """Wait until the router has heard all that the engines had to say: no new KV event for 0.4 s.
 
-        def heard() -> float:
-            return self.metric("anbar_kv_event_batches_total")
+        An engine publishes stores into host RAM and the shared store some steps after the answer.
+        """
+
+        def heard() -> list[int]:
+            return [engine["kv_events"]["last_sequence"] for engine in self.admin()]
 
         last, since = heard(), time.monotonic()
         while time.monotonic() - since < 0.4:

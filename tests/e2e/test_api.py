@@ -121,7 +121,9 @@ def test_disconnect_cancels_in_the_engine(stack: Stack, after_first_byte: bool) 
         wait_until(lambda: running() > 0, 20, "the engine runs the request")
     wait_until(lambda: running() == 0, 15, "the engine stops")
     wait_until(lambda: aborted() == before + 1, 15, "vLLM counts an abort")
-    wait_until(lambda: stack.metric("anbar_router_in_flight") == 0, 5, "the router counts nothing in flight")
+    wait_until(
+        lambda: stack.metric("anbar_router_in_flight_requests") == 0, 5, "the router counts nothing in flight"
+    )
 
 
 WRONG = {

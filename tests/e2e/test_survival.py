@@ -55,10 +55,10 @@ def test_killed_before_the_first_byte_the_other_engine_answers(stack: Stack, aft
 def test_the_dead_engine_gets_no_traffic(stack: Stack, aftermath: Aftermath) -> None:
     """Right after the death every request goes to the survivor at once, without a failed try."""
     assert stack.ready_engines() == {aftermath.survivor}
-    retries = stack.metric("anbar_router_retries_total")
+    retries = stack.metric("anbar_router_attempt_failures_total")
     for seed in range(310, 314):
         assert stack.complete(prose(seed, 10), max_tokens=1).engine == aftermath.survivor
-    assert stack.metric("anbar_router_retries_total") == retries
+    assert stack.metric("anbar_router_attempt_failures_total") == retries
 
 
 def test_kv_of_the_dead_engine_comes_back_from_the_store(stack: Stack, aftermath: Aftermath) -> None:

@@ -26,8 +26,8 @@ test-engine: install model ## the slower tests on real vLLM
 	$(PYTEST) tests/engine --timeout 900
 
 check: install-router ## format, lint, types, layers, sizes, pins
-	@$(VENV)/ruff format --check src tests scripts
-	@$(VENV)/ruff check src tests scripts
+	@$(VENV)/ruff format --check src tests scripts $(wildcard benchmarks)
+	@$(VENV)/ruff check src tests scripts $(wildcard benchmarks)
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(VENV)/python scripts/size_gate.py

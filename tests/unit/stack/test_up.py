@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from anbar.adapters.process import proc
+from anbar.adapters.process.cleanup import clean_stale
+from anbar.adapters.process.state import read_state
 from tests.unit.stack.processes import fake_python, tiny_model
 
 START_S = 30.0
@@ -81,10 +83,10 @@ class Place:
         self.state_dir = directory / "state"
         self.env = {
             "ANBAR_ENGINE_PYTHON": str(fake_python(directory)),
-            "TMPDIR": str(directory),
             "CUDA_VISIBLE_DEVICES": "",
         }
         self.runs: list[Run] = []
+        self.scratch_dirs: set[Path] = set()
         self.launch: dict[str, Any] = {
             "model": str(tiny_model(directory)),
             "count": 2,
@@ -110,6 +112,7 @@ class Place:
 
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.state_dir / "state.json").read_text())
+        self.scratch_dirs.add(Path(found["scratch_dir"]))
         return found
 
     def part(self, name: str) -> dict[str, Any]:
@@ -131,7 +134,7 @@ class Place:
     def assert_nothing_left(self) -> None:
         assert self.processes() == []
         assert not (self.state_dir / "state.json").exists()
-        assert list(self.directory.glob("anbar-up-*")) == []
+        assert not any(path.exists() for path in self.scratch_dirs)
         assert sorted(path.name for path in self.state_dir.iterdir()) == ["lock", "logs"]
         for offset in range(3):
             with socket.socket() as probe:
@@ -144,12 +147,15 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     for run in made.runs:
-        if run.process.poll() is None:
+        run.process.terminate()
+        try:
+            run.process.wait(20)
+        except subprocess.TimeoutExpired:
             run.process.kill()
-        run.process.wait()
-    deadline = time.monotonic() + 20
-    while made.processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
+            run.process.wait()
+    state = read_state(made.state_dir / "state.json")
+    if state is not None:
+        clean_stale(state)
     assert made.processes() == []
 
 
@@ -272,7 +278,6 @@ def test_port_in_use(place: Place) -> None:
         assert run.ended() == 1
     assert f"127.0.0.1:{place.base + 2} for a-1 cannot be used: it is taken" in run.text()
     assert f"by process {os.getpid()}" in run.text()
-    place.launch["port"] = place.base + 1
     assert not (place.state_dir / "logs" / "a-0.log").exists()
 
 

@@ -71,9 +71,9 @@ async def test_exit_status_and_log_pass_through(tmp_path: Path) -> None:
 async def test_stop_ends_stubborn_grandchildren(tmp_path: Path) -> None:
     """SIGTERM ends the command; its children ignore SIGTERM and one generation left the session."""
     guarded, processes = await started(spec_of(tmp_path, "--children", "2", "--own-session"), 3)
-    guarded.signal_stop()
+    guarded.begin_stop()
     await asyncio.sleep(0.2)
-    guarded.signal_stop()  # do not wait for the grace
+    guarded.kill()  # do not wait for the grace
     assert await guarded.wait() == 128 + signal.SIGTERM
     assert not any(proc.is_alive(process) for process in processes)
 

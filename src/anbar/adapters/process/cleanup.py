@@ -113,7 +113,7 @@ def _end(state: StackState, members: dict[str, set[ProcessId]], grace_s: float) 
         return
     for part in state.parts:
         if proc.is_alive(part.guard):
-            _kill(part.guard, signal.SIGTERM)  # the second one: it kills at once
+            _kill(part.guard, signal.SIGUSR1)
     if _until_empty(left, 3.0):
         return
     for member in left():

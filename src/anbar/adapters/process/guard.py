@@ -3,7 +3,7 @@
     python guard.py --record FILE --grace-s SECONDS -- COMMAND…
 
 - Its standard input is a pipe from the launcher. End of file means that the launcher is gone, whatever ended
-  it. Then, and on SIGTERM, the command gets SIGTERM; after the grace, or on a second SIGTERM, everything
+  it. Then, and on SIGTERM, the command gets SIGTERM; after the grace, or at once on SIGUSR1, everything
   below the guard gets SIGKILL.
 - It is a subreaper: processes that lose their parent become its children, so none escapes.
 - It notes in FILE who the processes are and which shared memory they mapped, and removes what a killed one
@@ -34,8 +34,9 @@ else:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_SCAN_S = 0.05
-_SCAN_INTERVAL_S = 2.0
-"""Engines create shared memory while they start: first scans are closer. One reads a few files in /proc."""
+_SCAN_GROWTH = 1.25
+_SCAN_INTERVAL_S = 10.0
+"""Engines create shared memory while they start, so scans become rarer: one costs some 20 ms of a core."""
 _REST_GRACE_S = 5.0
 """What the rest gets when the command itself ended by itself: vLLM's workers notice within that time."""
 _ORPHAN_GRACE_S = 10.0
@@ -89,7 +90,10 @@ class Guard:
                 elif now >= self._give_up_at:
                     return False
             readable, _, _ = select.select([*launcher, wake], [], [], self._pause(now))
-            if wake in readable and signal.SIGTERM in os.read(wake, 4096):
+            arrived = os.read(wake, 4096) if wake in readable else b""
+            if signal.SIGUSR1 in arrived:
+                self._stop("SIGUSR1", 0.0)
+            elif signal.SIGTERM in arrived:
                 self._stop("SIGTERM", self._grace_s)
             if 0 in readable and not os.read(0, 4096):
                 launcher = []
@@ -99,16 +103,17 @@ class Guard:
     def _pause(self, now: float) -> float:
         if self._give_up_at is not None:
             return 0.05
-        self._scan_pause = min(_SCAN_INTERVAL_S, 2 * self._scan_pause)
+        self._scan_pause = min(_SCAN_INTERVAL_S, _SCAN_GROWTH * self._scan_pause)
         until = self._scan_pause if self._kill_at is None else max(0.0, self._kill_at - now)
         return min(self._scan_pause, until)
 
     def _stop(self, reason: str, grace_s: float) -> None:
+        limit = time.monotonic() + grace_s
         if self._kill_at is not None:
-            self._kill_at = time.monotonic()
+            self._kill_at = min(self._kill_at, limit)
             return
         _say(f"stopping: {reason}")
-        self._kill_at = time.monotonic() + grace_s
+        self._kill_at = limit
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._main, signal.SIGTERM)
 
@@ -192,7 +197,14 @@ def main() -> int:
     for end in (read, write):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in (
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGCHLD,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    ):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
     try:
         return Guard(options.command, options.record, options.grace_s).run(read)

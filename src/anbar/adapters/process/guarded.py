@@ -95,17 +95,24 @@ class GuardedProcess:
         code = await self._process.wait()
         return code if code >= 0 else 128 - code
 
-    def signal_stop(self) -> None:
-        """Begin to stop: SIGTERM, SIGKILL after the grace. Called again: SIGKILL at once."""
+    def begin_stop(self) -> None:
+        """SIGTERM for the command, SIGKILL for all of its processes after the grace."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL for all of its processes at once."""
+        self._signal(signal.SIGUSR1)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+                self._process.send_signal(number)
 
     async def stop(self) -> None:
         """Stop and wait until nothing is left; bounded by the grace and a margin."""
         if self._process is None:
             return
-        self.signal_stop()
+        self.begin_stop()
         try:
             await asyncio.wait_for(self._process.wait(), self.spec.grace_s + _GUARD_MARGIN_S)
         except TimeoutError:

@@ -120,7 +120,7 @@ class Part:
     def stop_now(self) -> None:
         """SIGKILL for all of its processes; `stop` still waits for their end."""
         if self._process is not None:
-            self._process.signal_stop()
+            self._process.kill()
 
     async def stop(self) -> None:
         """Stop and wait until nothing of it is left."""

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from anbar.adapters.process.proc import is_alive
+from anbar.adapters.process.state import running
 from anbar.adapters.vllm.launch import answers
 from anbar.apps.stack.plan import StackPlan
 from anbar.apps.stack.up import down as stop_stack
-from anbar.apps.stack.up import running
 from anbar.apps.stack.up import up as run_stack
 from anbar.cli.options import ConfigOption, SetOption, load_options
 from anbar.cli.progress import make_reporter

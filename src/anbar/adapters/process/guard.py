@@ -36,7 +36,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_SCAN_S = 0.05
 _SCAN_GROWTH = 1.25
 _SCAN_INTERVAL_S = 10.0
-"""Engines create shared memory while they start, so scans become rarer: one costs some 20 ms of a core."""
+"""Engines create shared memory while they start, so scans become rarer: one costs 5 to 10 ms of a core."""
 _REST_GRACE_S = 5.0
 """What the rest gets when the command itself ended by itself: vLLM's workers notice within that time."""
 _ORPHAN_GRACE_S = 10.0

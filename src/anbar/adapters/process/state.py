@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from anbar.adapters.process.proc import ProcessId, entry_of
+from anbar.adapters.process.proc import ProcessId, entry_of, is_alive
 from anbar.core.errors import StackError
 
+STATE_FILE = "state.json"
 _VERSION = 1
 
 
@@ -119,6 +120,16 @@ def read_state(path: Path) -> StackState | None:
         raise StackError(
             f"{path} is not a state file of this version ({error}); if no stack of it runs, remove the file"
         ) from error
+
+
+def running(state_dir: Path) -> StackState | None:
+    """The stack that runs on this state directory; None when none does."""
+    if not state_dir.is_dir():
+        return None
+    state = read_state(state_dir / STATE_FILE)
+    if state is None or state.boot != current_boot() or not is_alive(state.launcher):
+        return None
+    return state
 
 
 class StateLock:

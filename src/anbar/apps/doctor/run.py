@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from anbar.adapters.process.state import running
 from anbar.apps.doctor.finding import Finding, Level, fail, ok
 from anbar.apps.doctor.host import (
     check_cpu,
@@ -31,8 +32,12 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
     if config.cache.mode is CacheMode.SHARED:
         store = store_settings(config.cache.store, config.state_dir)
         yield check_directory("store", Path(store["path"]), key="cache.store.path")
-    yield from _check_launched(config, environ)
-    yield from check_ports([("router", config.router.host, config.router.port)])
+    stack = running(config.state_dir)
+    if stack is not None:
+        yield ok("stack", f"runs at {stack.endpoint} (process {stack.launcher.pid}): nothing to start")
+    else:
+        yield from _check_launched(config, environ)
+        yield from check_ports([("router", config.router.host, config.router.port)])
     for engine in config.engines:
         if engine.url is not None:
             yield from check_engine(engine)

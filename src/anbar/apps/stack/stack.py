@@ -7,13 +7,11 @@ import time
 import yaml
 
 from anbar.adapters.process.cleanup import remove_scratch_dir
-from anbar.adapters.process.state import StackState, current_boot, self_id, write_state
+from anbar.adapters.process.state import STATE_FILE, StackState, current_boot, self_id, write_state
 from anbar.apps.stack.part import Part
 from anbar.apps.stack.plan import StackPlan
 from anbar.apps.stack.reporter import Reporter
 from anbar.core.errors import StackError
-
-STATE_FILE = "state.json"
 
 
 class Stack:

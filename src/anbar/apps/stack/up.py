@@ -9,10 +9,12 @@ from pathlib import Path
 from anbar.adapters.process.cleanup import clean_stale, make_scratch_dir, remove_scratch_dir
 from anbar.adapters.process.proc import is_alive
 from anbar.adapters.process.state import (
+    STATE_FILE,
     StackState,
     StateLock,
     current_boot,
     read_state,
+    running,
     self_id,
     write_state,
 )
@@ -25,7 +27,7 @@ from anbar.apps.model import ensure_default, models_dir
 from anbar.apps.stack.placement import launched_entries, place
 from anbar.apps.stack.plan import StackPlan, endpoint_of, plan_stack
 from anbar.apps.stack.reporter import Reporter
-from anbar.apps.stack.stack import STATE_FILE, Stack
+from anbar.apps.stack.stack import Stack
 from anbar.config.models import DEFAULT_MODEL, AnbarConfig
 from anbar.core.errors import StackError
 
@@ -54,16 +56,6 @@ async def up(config: AnbarConfig, environ: Mapping[str, str], reporter: Reporter
             state_file.unlink(missing_ok=True)
     finally:
         lock.release()
-
-
-def running(state_dir: Path) -> StackState | None:
-    """The stack that runs on this state directory; None when none does."""
-    if not state_dir.is_dir():
-        return None
-    state = read_state(state_dir / STATE_FILE)
-    if state is None or state.boot != current_boot() or not is_alive(state.launcher):
-        return None
-    return state
 
 
 def _prepare_state_dir(state_dir: Path) -> StateLock:

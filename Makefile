@@ -5,7 +5,7 @@ PYTHON ?= python3
 CONFIG ?= $(wildcard anbar.yaml)
 NAME ?= main-job
 # Tests that take seconds of waiting rather than of computing run side by side.
-JOBS ?= 4
+JOBS ?= 3
 
 VENV := .venv/bin
 ENGINE := .venv-engine/bin

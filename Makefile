@@ -17,7 +17,7 @@ PYTEST := $(VENV)/python -m pytest
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
 
-up: install model ## install what is missing, then run the whole stack until Ctrl-C
+up: install ## install what is missing, then run the whole stack until Ctrl-C
 	@exec $(VENV)/anbar up $(if $(CONFIG),--config $(CONFIG))
 
 test: install check unit model integration e2e ## everything that must hold: checks, unit, integration, real vLLM

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 READY_TIMEOUT_S = 420.0
 BLOCK = 32
 """Tokens per block: the smallest that the CPU backend takes, so that short prompts make several blocks."""
@@ -78,6 +80,7 @@ class Engine:
         self._port = port
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
+        self._mapped: set[Path] = set()
 
     @property
     def region(self) -> Path:
@@ -114,6 +117,7 @@ class Engine:
     def terminate(self, timeout_s: float = 60.0) -> None:
         """End it as a supervisor does: SIGTERM to the server, SIGKILL to what is left of its group."""
         assert self._process is not None
+        self._mapped |= _shared_memory(self._process.pid)
         self._process.terminate()
         try:
             self._process.wait(timeout_s)
@@ -121,11 +125,15 @@ class Engine:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to all its processes."""
+        """SIGKILL to all its processes. vLLM's own message queues in /dev/shm have random names and may outlive
+        them: those that these processes had mapped are removed here, so that test runs do not fill it."""
         if self._process is not None:
+            self._mapped |= _shared_memory(self._process.pid)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(30)
+            for path in self._mapped - {self.region}:
+                path.unlink(missing_ok=True)
 
     def complete(self, prompt: str | list[int], max_tokens: int = 8, **fields: object) -> Answer:
         """A greedy completion of exactly `max_tokens` tokens."""
@@ -206,6 +214,17 @@ class Engine:
             }
             command += ["--kv-transfer-config", json.dumps(transfer)]
         return command
+
+
+def _shared_memory(group: int) -> set[Path]:
+    """Files in /dev/shm that a process group has mapped."""
+    found: set[Path] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == group:
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                found |= {Path(name) for name in re.findall(r"/dev/shm/\S+$", maps, re.MULTILINE)}
+    return found
 
 
 _prctl = ctypes.CDLL(None).prctl

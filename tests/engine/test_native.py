@@ -29,7 +29,7 @@ def engines(launch: Launcher, smollm2: Path) -> Iterator[tuple[Engine, Engine]]:
         engine.wait_ready()
     yield started[0], started[1]
     for engine in started:
-        engine.kill()
+        engine.terminate()
 
 
 def run(engine: Engine) -> list[Answer]:

@@ -58,7 +58,7 @@ def pair(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFacto
     second = launch(EngineConfig(unique("b"), smollm2, shared(store), num_blocks=96))
     second.wait_ready()
     yield Pair(past, second)
-    second.kill()
+    second.terminate()
 
 
 def test_a_prefix_outlives_its_engine(pair: Pair) -> None:

@@ -50,7 +50,7 @@ def first(launch: Launcher, tiny: Path, store: Path, cores: str) -> Iterator[Eng
     engine = launch(config("tp-a", tiny, store, cores))
     engine.wait_ready()
     yield engine
-    engine.kill()
+    engine.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -106,4 +106,4 @@ def test_another_engine_loads_both_halves(
         assert again.text == answer.text
         assert again.cached >= answer.prompt_tokens - BLOCK * CHUNK
     assert not second.region.exists()
-    second.kill()
+    second.terminate()

@@ -3,7 +3,7 @@
 vLLM's workers create or open the file by its name, which follows from `engine_id`; the scheduler's
 process opens it last. From then on nobody needs the name. On the CPU platform the scheduler removes it
 there, so that the kernel takes the memory back however the engine ends, SIGKILL included. (On GPUs vLLM's
-own worker removes it.) """
+own worker removes it.)"""
 
 import fcntl
 import os

@@ -125,8 +125,8 @@ class Engine:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to all its processes. vLLM's own message queues in /dev/shm have random names and may outlive
-        them: those that these processes had mapped are removed here, so that test runs do not fill it."""
+        """SIGKILL to all its processes. vLLM's own message queues in /dev/shm have random names and may
+        outlive them: those that these processes had mapped go too, so that test runs do not fill it."""
         if self._process is not None:
             self._mapped |= _shared_memory(self._process.pid)
             with suppress(ProcessLookupError):

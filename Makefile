@@ -26,7 +26,7 @@ test-engine: install model ## the slower tests on real vLLM
 	$(PYTEST) tests/engine --timeout 900
 
 check: install-router ## format, lint, types, layers, sizes, pins
-	@$(VENV)/ruff format --check src tests scripts $(wildcard benchmarks)
+	@$(VENV)/ruff format --check src tests scripts benchmarks $(wildcard benchmarks)
 	@$(VENV)/ruff check src tests scripts $(wildcard benchmarks)
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
@@ -43,7 +43,7 @@ e2e: install model ## the main job on real vLLM
 	$(PYTEST) tests/e2e --timeout 600
 
 bench: install model ## make bench NAME=main-job: prints a table, writes benchmarks/results/NAME.json
-	$(VENV)/python benchmarks/$(subst -,_,$(NAME)).py
+	$(VENV)/python -m benchmarks.$(subst -,_,$(NAME))
 
 # ANBAR_ENGINE_PYTHON names another installation of vLLM: then none is made here.
 install: install-router $(if $(ANBAR_ENGINE_PYTHON),,install-engine) ## both environments

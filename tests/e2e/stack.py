@@ -54,8 +54,8 @@ class Engine:
 
 
 def sum_samples(text: str, name: str, labels: Mapping[str, str]) -> float:
-    """Sum of the samples of `name` in Prometheus text whose labels include `labels`; the metric must exist, or
-    a test of a misspelt one could not fail."""
+    """Sum of the samples of `name` in Prometheus text whose labels include `labels`; the metric must exist,
+    or a test of a misspelt one could not fail."""
     assert f"# TYPE {name} " in text, f"there is no metric {name}"
     total = 0.0
     for line in text.splitlines():

@@ -40,7 +40,13 @@ def test_streamed_chat_equals_the_whole_answer(stack: Stack) -> None:
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    assert chunks[-1].usage == whole.usage
+    streamed, counted = chunks[-1].usage, whole.usage
+    assert streamed is not None
+    assert counted is not None
+    assert (streamed.prompt_tokens, streamed.completion_tokens) == (
+        counted.prompt_tokens,
+        counted.completion_tokens,
+    )
 
 
 def test_streamed_completion_equals_the_whole_answer(stack: Stack) -> None:
@@ -88,16 +94,17 @@ def test_request_id_is_kept_and_one_is_made(stack: Stack) -> None:
 
 @pytest.mark.parametrize("after_first_byte", [False, True], ids=["before first byte", "mid-stream"])
 def test_disconnect_cancels_in_the_engine(stack: Stack, after_first_byte: bool) -> None:
-    """A client that goes away frees its engine at once: vLLM counts an abort and runs nothing."""
+    """A client that goes away frees its engine at once: vLLM runs nothing more, long before the 2,000 tokens
+    could be there, and counts no answer."""
     engines = stack.engines().values()
 
-    def aborted() -> float:
-        return sum(e.metric("vllm:request_success_total", finished_reason="abort") for e in engines)
+    def answered() -> float:
+        return sum(e.metric("vllm:request_success_total") for e in engines)
 
     def running() -> float:
         return sum(e.metric("vllm:num_requests_running") for e in engines)
 
-    before = aborted()
+    before = answered()
     prompt = prose(1 if after_first_byte else 2, 20 if after_first_byte else 1500)
     body = json.dumps(
         {
@@ -120,7 +127,7 @@ def test_disconnect_cancels_in_the_engine(stack: Stack, after_first_byte: bool) 
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
         wait_until(lambda: running() > 0, 20, "the engine runs the request")
     wait_until(lambda: running() == 0, 15, "the engine stops")
-    wait_until(lambda: aborted() == before + 1, 15, "vLLM counts an abort")
+    assert answered() == before
     wait_until(
         lambda: stack.metric("anbar_router_in_flight_requests") == 0, 5, "the router counts nothing in flight"
     )

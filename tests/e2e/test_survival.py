@@ -38,7 +38,11 @@ def aftermath(stack: Stack) -> Aftermath:
     thread = threading.Thread(target=lambda: result.interrupted.append(stack.complete(long_prompt)))
     engine = stack.engines()[victim]
     thread.start()
-    wait_until(lambda: engine.metric("vllm:num_requests_running") > 0, 20, "the victim runs the long prompt")
+    wait_until(
+        lambda: stack.metric("anbar_router_queued_prefill_tokens", engine=victim) > 0, 20, "it is on its way"
+    )
+    time.sleep(0.5)  # into the prefill, which takes several seconds
+    assert not result.interrupted
     engine.kill()
     thread.join(180)
     return result

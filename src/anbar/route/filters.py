@@ -39,8 +39,8 @@ def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineV
     if not fitting:
         longest = max(engine.max_model_len for engine in serving)
         raise RequestError(
-            f"The model's maximum context length is {longest} tokens. The prompt has {query.num_tokens}, which "
-            "leaves no room for an answer.",
+            f"The model's maximum context length is {longest} tokens. The prompt has {query.num_tokens}, "
+            "which leaves no room for an answer.",
             code="context_length_exceeded",
         )
     ready = [engine for engine in fitting if engine.state is EngineState.READY]

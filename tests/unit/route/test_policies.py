@@ -168,7 +168,7 @@ def test_reasons_are_sentences_with_numbers() -> None:
     """A person can see from the text alone why the engine was chosen."""
     matches = {EngineId("a"): PrefixMatch(600, 800, 900)}
     reason = decide("predicted_ttft", [view("a", queued=50), view("b")], matches).reason
-    assert reason.startswith("a: first token in 0.150 s (wait 0.050, load 0.000, prefill 0.100)")
+    assert reason.startswith("a: first token in 0.170 s (wait 0.050, load 0.020, prefill 0.100)")
     assert (
         "900 of 1000 tokens cached (600 on the device, 200 in host memory, 100 in the shared store)" in reason
     )
@@ -192,7 +192,8 @@ def test_more_cached_is_never_less_attractive(
 
 
 def test_a_tier_is_used_only_where_it_is_faster() -> None:
-    """A store slower than computing is left out of the prediction; with an unknown cost it is free."""
+    """A store slower than computing is left out of the prediction; one of unknown cost is used, at a
+    fraction of the time of computing."""
     slow, fast = TierCost(0.0, 1e3), TierCost(0.001, 1e9)
     match = PrefixMatch(100, 500, 900)
     engine = EngineView(
@@ -209,8 +210,15 @@ def test_a_tier_is_used_only_where_it_is_faster() -> None:
     assert host_only.match == PrefixMatch(100, 500, 500)
     assert math.isclose(host_only.load_s, 0.001 + 400 * 1000 / 1e9)
     assert math.isclose(host_only.prefill_s, 0.5)
-    free = predict(query(PROMPT), view("a"), match)
-    assert (free.match, free.load_s) == (match, 0.0)
+    unknown = predict(query(PROMPT), view("a"), match)
+    assert unknown.match == match
+    assert math.isclose(unknown.load_s, 0.001 * (400 * 0.05 + 400 * 0.1))
+    on_device = predict(query(PROMPT), view("a"), PrefixMatch(900, 900, 900))
+    assert (
+        on_device.ttft_s
+        < unknown.ttft_s
+        < predict(query(PROMPT), view("a"), PrefixMatch(100, 100, 100)).ttft_s
+    )
 
 
 def test_the_last_token_of_a_full_hit_is_computed() -> None:

@@ -112,11 +112,35 @@ class RouterMetrics:
         self._children: dict[tuple[str, EngineId], _Children] = {}
         registry.register(_FleetCollector(look))
 
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        self._declare_counters()
+        self._declare_histograms()
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, _PER_ENGINE, buckets=buckets, registry=registry)
+    def render(self) -> bytes:
+        """The metrics page, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def on(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case RequestFinished():
+                self._finished(event)
+            case RequestMalformed(status):
+                self._malformed.labels(str(status)).inc()
+            case AttemptFailed(engine, failure):
+                self._failures.labels(engine, failure.value).inc()
+            case EngineStateChanged(engine=engine, after=after):
+                self._changes.labels(engine, after.value).inc()
+            case KvStreamGap(engine, num_missing):
+                self._gaps.labels(engine).inc()
+                self._missing.labels(engine).inc(num_missing)
+            case KvStreamRestarted(engine):
+                self._restarts.labels(engine).inc()
+            case SupervisorCaught(where, error):
+                self._defects.labels(where, error).inc()
+
+    def _declare_counters(self) -> None:
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(name, text, labels, registry=self._registry)
 
         self._requests = counter(
             "anbar_router_requests_total",
@@ -163,6 +187,13 @@ class RouterMetrics:
             "Prompt tokens that the engine reported as served from a cache.",
             _PER_ENGINE,
         )
+
+    def _declare_histograms(self) -> None:
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _PER_ENGINE
+        ) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+
         self._over = histogram(
             "anbar_router_cached_tokens_over_prediction",
             "Tokens predicted cached beyond those reported; not 0 is drift.",
@@ -182,36 +213,12 @@ class RouterMetrics:
             "Longest time between two chunks of a stream.",
             GAP_BUCKETS_S,
         )
-        self._tokenize = Histogram(
+        self._tokenize = histogram(
             "anbar_router_tokenize_seconds",
             "From handing a prompt to the tokenizer threads to its tokens.",
-            ("model",),
-            buckets=TOKENIZE_BUCKETS_S,
-            registry=registry,
+            TOKENIZE_BUCKETS_S,
+            labels=("model",),
         )
-
-    def render(self) -> bytes:
-        """The metrics page, in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-    def on(self, event: Event) -> None:
-        """Take in one event."""
-        match event:
-            case RequestFinished():
-                self._finished(event)
-            case RequestMalformed(status):
-                self._malformed.labels(str(status)).inc()
-            case AttemptFailed(engine, failure):
-                self._failures.labels(engine, failure.value).inc()
-            case EngineStateChanged(engine=engine, after=after):
-                self._changes.labels(engine, after.value).inc()
-            case KvStreamGap(engine, num_missing):
-                self._gaps.labels(engine).inc()
-                self._missing.labels(engine).inc(num_missing)
-            case KvStreamRestarted(engine):
-                self._restarts.labels(engine).inc()
-            case SupervisorCaught(where, error):
-                self._defects.labels(where, error).inc()
 
     def _finished(self, event: RequestFinished) -> None:
         engine = event.engine or EngineId("")

@@ -18,8 +18,8 @@ from tests.e2e.stack import MODEL, Stack, free_ports, prose, run_stack
 
 from benchmarks.report import Report, Series
 
-NUM_WORDS = 800
-"""About 1,000 tokens."""
+NUM_WORDS = 1000
+"""One token each."""
 
 
 def direct_ttft(url: str, prompt: str) -> tuple[float, int]:

@@ -30,7 +30,7 @@ WORDS = (
 
 
 def prose(seed: int, num_words: int) -> str:
-    """Text that no other seed shares a prefix with; about 1.3 tokens a word."""
+    """Text that no other seed shares a prefix with; one token a word for the small model."""
     rng = random.Random(seed)
     return f"Chronicle {seed}. " + " ".join(rng.choice(WORDS) for _ in range(num_words))
 
@@ -232,7 +232,8 @@ def run_stack(config: dict[str, Any], directory: Path, ready_timeout_s: float = 
             assert process.poll() is None, f"anbar up ended with {process.returncode}:\n{output.read_text()}"
             assert time.monotonic() < deadline, f"not ready in {ready_timeout_s} s:\n{output.read_text()}"
             time.sleep(0.2)
-        yield stack
+        with stack.http, stack.openai:
+            yield stack
     finally:
         stop(process)
 

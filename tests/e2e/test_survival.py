@@ -8,13 +8,13 @@ import pytest
 
 from tests.e2e.stack import Answer, Stack, prose, wait_until
 
-NUM_WORDS = 800
-"""About 1,000 tokens: what two cores compute in a few seconds, and load in a fraction of one."""
+NUM_WORDS = 1000
+"""One token each: what two cores compute in a few seconds, and load in a fraction of one."""
 
 
 @dataclass
 class Aftermath:
-    """What was seen before, during and after the death of `victim`."""
+    """What was seen before, during and after the death of `victim`; `kept` is what it alone had computed."""
 
     victim: str
     survivor: str
@@ -23,29 +23,41 @@ class Aftermath:
     interrupted: list[Answer] = field(default_factory=list)
 
 
+def warm_both(stack: Stack) -> dict[str, tuple[str, Answer]]:
+    """A prompt for each engine that it alone computed, with its answer."""
+    warmed: dict[str, tuple[str, Answer]] = {}
+    for seed in range(300, 310):
+        prompt = prose(seed, NUM_WORDS)
+        answer = stack.complete(prompt, max_tokens=8)
+        assert answer.cached == 0
+        warmed.setdefault(answer.engine, (prompt, answer))
+        if len(warmed) == 2:
+            return warmed
+    raise AssertionError("ten unrelated prompts went to one engine")
+
+
 @pytest.fixture(scope="module")
 def aftermath(stack: Stack) -> Aftermath:
-    """Warm one engine, let it store, and kill it in the middle of a long prefill."""
-    kept_prompt = prose(300, NUM_WORDS)
-    kept = stack.complete(kept_prompt, max_tokens=8)
-    victim = kept.engine
-    (survivor,) = set(stack.engines()) - {victim}
+    """Warm both engines, let them store, and kill one in the middle of a long prefill."""
+    warmed = warm_both(stack)
     stack.settle()
-    result = Aftermath(victim=victim, survivor=survivor, kept=kept, kept_prompt=kept_prompt)
-
-    # Its first words lead it to the victim; the rest keeps the victim busy for several seconds.
-    long_prompt = " ".join([*kept_prompt.split()[:150], prose(301, 1800)])
-    thread = threading.Thread(target=lambda: result.interrupted.append(stack.complete(long_prompt)))
-    engine = stack.engines()[victim]
+    interrupted: list[Answer] = []
+    long_prompt = prose(310, 2000)
+    thread = threading.Thread(target=lambda: interrupted.append(stack.complete(long_prompt)))
     thread.start()
-    wait_until(
-        lambda: stack.metric("anbar_router_queued_prefill_tokens", engine=victim) > 0, 20, "it is on its way"
-    )
+
+    def busy() -> list[str]:
+        return [e for e in warmed if stack.metric("anbar_router_queued_prefill_tokens", engine=e) > 0]
+
+    wait_until(lambda: bool(busy()), 20, "the long prompt is on its way")
+    (victim,) = busy()
+    (survivor,) = set(warmed) - {victim}
     time.sleep(0.5)  # into the prefill, which takes several seconds
-    assert not result.interrupted
-    engine.kill()
+    assert not interrupted
+    stack.engines()[victim].kill()
     thread.join(180)
-    return result
+    kept_prompt, kept = warmed[victim]
+    return Aftermath(victim, survivor, kept, kept_prompt, interrupted)
 
 
 def test_killed_before_the_first_byte_the_other_engine_answers(stack: Stack, aftermath: Aftermath) -> None:
@@ -60,7 +72,7 @@ def test_the_dead_engine_gets_no_traffic(stack: Stack, aftermath: Aftermath) -> 
     """Right after the death every request goes to the survivor at once, without a failed try."""
     assert stack.ready_engines() == {aftermath.survivor}
     retries = stack.metric("anbar_router_attempt_failures_total")
-    for seed in range(310, 314):
+    for seed in range(320, 324):
         assert stack.complete(prose(seed, 10), max_tokens=1).engine == aftermath.survivor
     assert stack.metric("anbar_router_attempt_failures_total") == retries
 
@@ -69,7 +81,7 @@ def test_kv_of_the_dead_engine_comes_back_from_the_store(stack: Stack, aftermath
     """What the dead engine computed is served by the survivor from the store: the same greedy tokens, more
     than 0.9 of the prompt cached, a first token in at most a third of the time of computing it."""
     # Any prompt of that length that nobody has seen: the price of computing.
-    fresh = [stack.complete(prose(seed, NUM_WORDS), max_tokens=8) for seed in (320, 321)]
+    fresh = [stack.complete(prose(seed, NUM_WORDS), max_tokens=8) for seed in (330, 331)]
     assert {answer.cached for answer in fresh} == {0}
     loaded = stack.complete(aftermath.kept_prompt, max_tokens=8)
     assert loaded.engine == aftermath.survivor

@@ -2,7 +2,7 @@
 
 from anbar.route.contract import Policy
 from anbar.route.index import IndexStats, PrefixIndex
-from anbar.route.learn import PrefillLearner
+from anbar.route.learn import PrefillGroup, PrefillLearner
 from anbar.route.policies import POLICIES, make_policy
 from anbar.route.profile import EngineProfile
 from anbar.route.residency import ResidencyLimits
@@ -12,6 +12,7 @@ __all__ = [
     "EngineProfile",
     "IndexStats",
     "Policy",
+    "PrefillGroup",
     "PrefillLearner",
     "PrefixIndex",
     "ResidencyLimits",

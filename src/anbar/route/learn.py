@@ -1,4 +1,9 @@
-"""What one engine's prefill costs, learned from the requests it has finished."""
+"""What engines' prefill costs, learned from the requests they have finished.
+
+Engines behind one router are mostly alike, so what one shows is expected of the others until they show
+otherwise. Without that an engine that has finished nothing yet would look as fast as the prior says, and
+draw every request away from engines that hold its prefix.
+"""
 
 from dataclasses import dataclass
 
@@ -36,20 +41,34 @@ class PrefillLearner:
     MAX_STEP = 8.0
     """A sample counts as at most this many times faster or slower than the present estimate."""
 
+    MAX_FIRST_STEP = 100.0
+    """The same for the first sample of all: a prior may be that far off, a laptop's CPU is."""
+
     BOUNDS = (1e-4, 1e4)
     """The scale never leaves these: no engine is further from any sensible prior."""
 
-    def __init__(self, prior: PrefillCost, *, half_life: int = 32, prior_samples: float = 2.0) -> None:
+    def __init__(
+        self,
+        prior: PrefillCost,
+        *,
+        half_life: int = 32,
+        prior_samples: float = 2.0,
+        group: "PrefillGroup | None" = None,
+    ) -> None:
         """`half_life`: samples after which one counts half. `prior_samples`: how many 1,000-token prompts of
-        evidence the prior is worth, so that it is soon outvoted."""
+        evidence the prior, or what `group` makes of it, is worth at first; it fades like a sample."""
         if half_life < 1:
             raise ValueError(f"half_life is {half_life}, must be at least 1")
         if prior.a_s_per_token <= 0:
             raise ValueError(f"the prior's a_s_per_token is {prior.a_s_per_token}, must be positive")
         self._prior = prior
+        self._group = group
         self._fade = 0.5 ** (1 / half_life)
-        self._expected_s = prior_samples * 1000 * prior.a_s_per_token
-        self._measured_s = self._expected_s
+        self._prior_s = prior_samples * 1000 * prior.a_s_per_token
+        self.expected_s = 0.0
+        """Faded sum of what the prior expected of the samples."""
+        self.measured_s = 0.0
+        """Faded sum of what they took."""
         self.num_samples = 0
 
     @property
@@ -70,11 +89,49 @@ class PrefillLearner:
         expected_s += self._prior.a_s_per_token * sample.num_queued
         measured_s = sample.ttft_s - sample.load_s - self._prior.overhead_s
         now_s = expected_s * self._scale()
-        measured_s = min(max(measured_s, now_s / self.MAX_STEP), now_s * self.MAX_STEP)
-        self._expected_s = self._expected_s * self._fade + expected_s
-        self._measured_s = self._measured_s * self._fade + measured_s
+        step = self.MAX_STEP if self._is_informed() else self.MAX_FIRST_STEP
+        measured_s = min(max(measured_s, now_s / step), now_s * step)
+        self.expected_s = self.expected_s * self._fade + expected_s
+        self.measured_s = self.measured_s * self._fade + measured_s
+        self._prior_s *= self._fade
         self.num_samples += 1
+
+    def _is_informed(self) -> bool:
+        return self.num_samples > 0 or (self._group is not None and self._group.num_samples > 0)
 
     def _scale(self) -> float:
         low, high = self.BOUNDS
-        return min(max(self._measured_s / self._expected_s, low), high)
+        base = self._group.scale if self._group is not None else 1.0
+        scale = (self.measured_s + self._prior_s * base) / (self.expected_s + self._prior_s)
+        return min(max(scale, low), high)
+
+
+class PrefillGroup:
+    """Engines that are expected to be alike."""
+
+    PRIOR_SAMPLES = 0.1
+    """1,000-token prompts that the prior is worth to the group: the first sample all but replaces it."""
+
+    MEMBER_SAMPLES = 8.0
+    """What the group's estimate is worth to a member: differences between like engines are noise at first."""
+
+    def __init__(self, prior: PrefillCost) -> None:
+        self._prior = prior
+        self._members: list[PrefillLearner] = []
+
+    def join(self) -> PrefillLearner:
+        """A learner for one more engine."""
+        member = PrefillLearner(self._prior, prior_samples=self.MEMBER_SAMPLES, group=self)
+        self._members.append(member)
+        return member
+
+    @property
+    def num_samples(self) -> int:
+        return sum(member.num_samples for member in self._members)
+
+    @property
+    def scale(self) -> float:
+        """How many times slower than the prior the members are, together."""
+        prior_s = self.PRIOR_SAMPLES * 1000 * self._prior.a_s_per_token
+        measured_s = prior_s + sum(member.measured_s for member in self._members)
+        return measured_s / (prior_s + sum(member.expected_s for member in self._members))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anbar.core.cost import PrefillCost
-from anbar.route.learn import PrefillLearner, PrefillSample
+from anbar.route.learn import PrefillGroup, PrefillLearner, PrefillSample
 
 PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=1e-9, overhead_s=0.01)
 
@@ -96,3 +96,24 @@ def test_arguments_are_checked() -> None:
         PrefillLearner(PRIOR, half_life=0)
     with pytest.raises(ValueError, match="a_s_per_token"):
         PrefillLearner(PrefillCost(0.0))
+
+
+def test_engines_alike_learn_together() -> None:
+    """One request on one engine of a slow fleet tells of all: the engine that has finished nothing must not
+    look thirty times faster than the one that has."""
+    group = PrefillGroup(PRIOR)
+    busy, idle = group.join(), group.join()
+    busy.observe(sample(1000, 30.0))
+    assert math.isclose(idle.cost.a_s_per_token, 30e-4, rel_tol=0.15)
+    assert math.isclose(busy.cost.a_s_per_token, idle.cost.a_s_per_token, rel_tol=0.15)
+
+
+def test_an_engine_that_differs_is_told_apart() -> None:
+    """Two kinds of engines behind one router: after a few dozen requests each has a cost of its own."""
+    group = PrefillGroup(PRIOR)
+    slow, fast = group.join(), group.join()
+    for _ in range(60):
+        slow.observe(sample(1000, 10.0))
+        fast.observe(sample(1000, 1.0))
+    assert math.isclose(slow.cost.a_s_per_token, 10e-4, rel_tol=0.2)
+    assert fast.cost.a_s_per_token < 2.5e-4

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -225,3 +226,12 @@ def test_the_last_token_of_a_full_hit_is_computed() -> None:
     """A prompt that is cached in full still costs the computation of one token."""
     full = predict(query(PROMPT), view("a"), PrefixMatch(998, 1000, 1000))
     assert math.isclose(full.prefill_s, 0.001)
+
+
+def test_among_equal_scores_the_device_holder_comes_first() -> None:
+    """A short common beginning in a long prompt: 1 % of the score, but it need not be moved or kept twice, so
+    its holder is chosen although the other engine is less busy and could load it."""
+    matches = {EngineId("a"): PrefixMatch(20, 20, 20), EngineId("b"): PrefixMatch(0, 0, 20)}
+    views = [replace(view("a"), num_in_flight=1), view("b")]
+    for seed in range(5):
+        assert decide("predicted_ttft", views, matches, seed=seed).target == "a"

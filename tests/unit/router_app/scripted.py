@@ -11,7 +11,7 @@ from anbar.adapters.http.openai import ClientKv, Endpoint
 from anbar.adapters.http.server import HttpServer
 from anbar.adapters.http.upstream import Endpoint as Address
 from anbar.adapters.http.upstream import UpstreamPool
-from anbar.apps.router.engine import Engine, EngineFacts, Fleet
+from anbar.apps.router.engine import PREFILL_PRIOR, Engine, EngineFacts, Fleet
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
 from anbar.apps.router.prompts import Prompts
@@ -20,7 +20,7 @@ from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
-from anbar.route import PrefixIndex
+from anbar.route import PrefillLearner, PrefixIndex
 
 LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
 SSE = (
@@ -175,7 +175,15 @@ def engine_at(port: int, name: str, key: str = "") -> Engine:
     auth = ((b"authorization", b"Bearer " + key.encode()),) if key else ()
     pool = UpstreamPool(Address("127.0.0.1", port), LIMITS)
     facts = EngineFacts(names=frozenset({"m"}), root="m", max_model_len=1000, block_size=16)
-    return Engine(EngineId(name), f"http://127.0.0.1:{port}", pool, auth, health, facts=facts)
+    return Engine(
+        EngineId(name),
+        f"http://127.0.0.1:{port}",
+        pool,
+        auth,
+        health,
+        PrefillLearner(PREFILL_PRIOR),
+        facts=facts,
+    )
 
 
 @asynccontextmanager

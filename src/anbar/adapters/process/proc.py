@@ -36,10 +36,11 @@ class ProcessEntry(NamedTuple):
 def entry_of(pid: int) -> ProcessEntry | None:
     """The process table's entry of `pid`; None if there is none."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        # The name in it may hold anything: a bracket, or half a letter where the kernel cut it at 15 bytes.
+        text = (_PROC / str(pid) / "stat").read_text("ascii", "replace")
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold anything
+    fields = text[text.rindex(")") + 2 :].split()
     return ProcessEntry(ProcessId(pid, int(fields[19])), int(fields[1]), int(fields[3]), fields[0] in "ZX")
 
 
@@ -72,7 +73,7 @@ def descendants(pid: int, entries: Iterable[ProcessEntry]) -> list[ProcessEntry]
 def shm_of(pid: int) -> set[str]:
     """Names in /dev/shm that `pid` has mapped now and that are of the kinds that engines create."""
     try:
-        with (_PROC / str(pid) / "maps").open() as maps:
+        with (_PROC / str(pid) / "maps").open(encoding="utf-8", errors="replace") as maps:
             matches = (_OURS.search(line.rstrip("\n")) for line in maps if "/dev/shm/" in line)
             return {match[1] for match in matches if match is not None}
     except OSError:

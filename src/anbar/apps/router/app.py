@@ -17,7 +17,7 @@ from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.router.build import attach, attached, cache_setup, server_limits, upstream_limits
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
-from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.monitor import Monitor, MonitorParts
@@ -25,7 +25,7 @@ from anbar.apps.router.prompts import Prompts
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import PrefixIndex, make_policy
+from anbar.route import PrefillGroup, PrefixIndex, make_policy
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -54,7 +54,8 @@ class Router:
         self._log = EventLog(sink, time.time)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         limits = upstream_limits(router)
-        self.fleet = Fleet([attach(e, limits, environ, self.emit) for e in config.engines])
+        alike = PrefillGroup(PREFILL_PRIOR)
+        self.fleet = Fleet([attach(e, limits, environ, alike, self.emit) for e in config.engines])
         self.index = PrefixIndex()
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)

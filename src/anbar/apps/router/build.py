@@ -14,6 +14,7 @@ from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, EngineStateChanged
+from anbar.route import PrefillGroup
 
 _KEY_CHARACTERS = frozenset(map(chr, range(33, 127)))
 
@@ -40,8 +41,13 @@ def cache_setup(config: AnbarConfig) -> CacheSetup:
     return CacheSetup(config.cache.chunk_blocks, frozenset((f"anbar:{store_id}",)))
 
 
-def attach(engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, str], emit: Emit) -> Engine:
-    """An engine as the configuration has it, not looked at yet. Raises ConfigError."""
+def attach(
+    engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, str], alike: PrefillGroup, emit: Emit
+) -> Engine:
+    """An engine as the configuration has it, not looked at yet; expected to be like the others of `alike`.
+
+    Raises ConfigError.
+    """
     if engine.url is None:
         raise ConfigError(
             f"engines: {engine.name!r} has no `url`: the router attaches to engines that run already. "
@@ -58,6 +64,7 @@ def attach(engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, s
         pool=UpstreamPool(parse_endpoint(engine.url), limits),
         auth=_auth(engine, environ),
         health=Health(changed),
+        learner=alike.join(),
     )
 
 

@@ -74,8 +74,8 @@ class Engine:
     auth: tuple[Header, ...]
     """The engine's own key, as a header."""
     health: Health
+    learner: PrefillLearner
     load: EngineLoad = field(default_factory=EngineLoad)
-    learner: PrefillLearner = field(default_factory=lambda: PrefillLearner(PREFILL_PRIOR))
     facts: EngineFacts = EngineFacts()
     profile: EngineProfile | None = None
     """What the prefix index was told of it; None before its first good probe, or when it has no cache."""

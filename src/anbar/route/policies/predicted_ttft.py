@@ -27,7 +27,8 @@ class _Scored:
 class PredictedTtft:
     """Least `TTFT(w)` plus the delay imposed on the decodes running at `w` (`anbar.route.predict`).
 
-    Among equal scores the least busy engine wins, then chance. A prefix that lies only in the shared store
+    Among equal scores the engine that has most of the prefix on its device wins, since nothing has to be
+    moved or kept twice; then the least busy one; then chance. A prefix that lies only in the shared store
     costs the same everywhere, so there the least busy engine is chosen.
     """
 
@@ -53,9 +54,9 @@ class PredictedTtft:
             reason=_reason(query, order),
         )
 
-    def _rank(self, entry: _Scored, limit_s: float) -> tuple[float, int, int, float]:
+    def _rank(self, entry: _Scored, limit_s: float) -> tuple[float, int, int, int, float]:
         score_s = 0.0 if entry.score_s <= limit_s else entry.score_s
-        return score_s, *busyness(entry.engine), self._rng.random()
+        return score_s, -entry.prediction.match.device, *busyness(entry.engine), self._rng.random()
 
 
 def _score(engine: EngineView, prediction: Prediction) -> _Scored:
@@ -69,7 +70,7 @@ def _reason(query: RouteQuery, order: Sequence[_Scored]) -> str:
         return f"{text}; it is the only engine that can serve the request"
     second = order[1]
     tied = second.score_s <= best.score_s * (1 + TIE_RATIO) + TIE_S
-    link = "as good but no less busy" if tied else "next best"
+    link = "as good, but no better placed and no less busy," if tied else "next best"
     return f"{text}; {link} of {len(order) - 1} other(s) is {second.engine.id}: {_describe(query, second)}"
 
 

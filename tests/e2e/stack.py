@@ -118,9 +118,13 @@ class Stack:
 
     def engines(self) -> dict[str, Engine]:
         """The engines that run now, from the state file."""
-        state = json.loads((self.state_dir / "state.json").read_text())
-        parts = (part for part in state["parts"] if part["kind"] == "engine")
+        parts = (part for part in self.state()["parts"] if part["kind"] == "engine")
         return {part["name"]: Engine(part["name"], part["url"], part["pid"]) for part in parts}
+
+    def state(self) -> dict[str, Any]:
+        """The state file."""
+        state: dict[str, Any] = json.loads((self.state_dir / "state.json").read_text())
+        return state
 
     def attached(self) -> list[dict[str, Any]]:
         """The engines as the router's own configuration names them."""

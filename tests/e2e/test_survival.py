@@ -1,8 +1,10 @@
 """An engine dies: nothing that can still be served is lost. Runs last, since it ends an engine."""
 
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -97,13 +99,19 @@ def test_ready_and_health_while_one_engine_is_dead(stack: Stack, aftermath: Afte
     assert stack.http.get("/health").status_code == 200
 
 
-def test_all_dead_is_an_honest_503(stack: Stack, aftermath: Aftermath) -> None:
-    """With no engine left the stack is alive but not ready; a request gets 503 in OpenAI's shape at once."""
+def test_without_any_engine_the_stack_ends_and_leaves_nothing(stack: Stack, aftermath: Aftermath) -> None:
+    """The last engine dies and none may be restarted: `anbar up` ends with status 1 and says why; no process,
+    port or shared memory of the stack is left."""
+    state = stack.state()
+    shm = [name for part in state["parts"] for name in part["shm"]]
+    assert shm, "the engines had shared memory"
     stack.engines()[aftermath.survivor].kill()
-    wait_until(lambda: stack.http.get("/ready").status_code == 503, 10, "unready")
-    start = time.monotonic()
-    response = stack.http.post("/v1/completions", json={"model": "smollm2-135m-instruct", "prompt": "x"})
-    assert response.status_code == 503
-    assert response.json()["error"]["type"]
-    assert time.monotonic() - start < 10
-    assert stack.http.get("/health").status_code == 200
+    assert stack.process.wait(60) == 1
+    assert "no engine is left" in stack.output.read_text().splitlines()[-1]
+    for part in state["parts"]:
+        assert not Path(f"/proc/{part['pid']}").exists(), part["name"]
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", part["port"])) != 0, part["name"]
+    assert [name for name in shm if Path("/dev/shm", name).exists()] == []
+    assert not Path(state["scratch_dir"]).exists()
+    assert not (stack.state_dir / "state.json").exists()

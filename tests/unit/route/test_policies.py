@@ -148,7 +148,7 @@ def test_a_cached_prefix_wins_over_an_idle_engine() -> None:
     """900 of 1,000 tokens cached beat an empty engine, until the queue there takes longer than computing."""
     matches = cached(a=900)
     assert decide("predicted_ttft", [view("a", in_flight=3, queued=500), view("b")], matches).target == "a"
-    assert decide("predicted_ttft", [view("a", in_flight=3, queued=950), view("b")], matches).target == "b"
+    assert decide("predicted_ttft", [view("a", in_flight=3, queued=1050), view("b")], matches).target == "b"
 
 
 def test_running_decodes_count() -> None:
@@ -229,8 +229,8 @@ def test_the_last_token_of_a_full_hit_is_computed() -> None:
 
 
 def test_among_equal_scores_the_device_holder_comes_first() -> None:
-    """A short common beginning in a long prompt: 1 % of the score, but it need not be moved or kept twice, so
-    its holder is chosen although the other engine is less busy and could load it."""
+    """A short common beginning in a long prompt: a few percent of the score, but it need not be moved or kept
+    twice, so its holder is chosen although the other engine is less busy and could load it."""
     matches = {EngineId("a"): PrefixMatch(20, 20, 20), EngineId("b"): PrefixMatch(0, 0, 20)}
     views = [replace(view("a"), num_in_flight=1), view("b")]
     for seed in range(5):

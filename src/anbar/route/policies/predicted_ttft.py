@@ -10,8 +10,9 @@ from anbar.core.request import RouteQuery
 from anbar.route.filters import candidates
 from anbar.route.predict import busyness, imposed_delay_s, predict_all
 
-TIE_RATIO = 0.01
-"""Scores within 1 % of the best are equal: learned prefill rates of like engines differ by more than that."""
+TIE_RATIO = 0.1
+"""Scores within 10 % of the best are equal. Learned prefill rates of like engines differ by as much, and
+without ties one of them would get every request that comes alone, and the others' caches nothing."""
 
 TIE_S = 0.001
 """Scores within a millisecond of the best are equal: no client sees the difference."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
+from anbar.apps.engine_key import engine_key
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.health import Health
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
@@ -15,8 +16,6 @@ from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, EngineStateChanged
 from anbar.route import PrefillGroup
-
-_KEY_CHARACTERS = frozenset(map(chr, range(33, 127)))
 
 
 def server_limits(router: RouterConfig) -> ServerLimits:
@@ -73,32 +72,5 @@ def attached(engine: EngineConfig) -> AttachedEngine:
 
 
 def _auth(engine: EngineConfig, environ: Mapping[str, str]) -> tuple[Header, ...]:
-    key = _key(engine, environ)
-    if key is None:
-        return ()
-    if not key or not _KEY_CHARACTERS.issuperset(key):
-        raise ConfigError(
-            f"engines: the API key of {engine.name!r} is empty or contains blanks, line breaks or characters "
-            "outside ASCII; allowed: one word"
-        )
-    return ((b"authorization", b"Bearer " + key.encode()),)
-
-
-def _key(engine: EngineConfig, environ: Mapping[str, str]) -> str | None:
-    if engine.api_key_env is not None:
-        key = environ.get(engine.api_key_env)
-        if key is None:
-            raise ConfigError(
-                f"engines: {engine.name!r} takes its API key from the environment variable "
-                f"{engine.api_key_env}, which is not set"
-            )
-        return key.strip()
-    if engine.api_key_file is not None:
-        try:
-            return engine.api_key_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"engines: the API key file of {engine.name!r}, {engine.api_key_file}, cannot be read: "
-                f"{type(error).__name__}"
-            ) from error
-    return None
+    key = engine_key(engine, environ)
+    return () if key is None else ((b"authorization", b"Bearer " + key.encode()),)

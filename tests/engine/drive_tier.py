@@ -230,7 +230,8 @@ def _identity(
     blocks_per_chunk: int = 1,
     tp: int = 1,
     rows: int = 8192,
-    weights: str = "weights",
+    weights: str | None = "weights",
+    lora: object = None,
 ) -> dict[str, object]:
     hf_config = SimpleNamespace(
         to_dict=lambda: {"_name_or_path": str(id(model)), "rope_theta": 1, **(model or {})}
@@ -240,6 +241,7 @@ def _identity(
         attention_config=SimpleNamespace(backend=None),
         cache_config=SimpleNamespace(prefix_caching_hash_algo=hash_algo),
         speculative_config=None,
+        lora_config=lora,
     )
     offloading = OffloadingConfig(
         groups=(OffloadingGroupConfig(32, ("layers.0", "layers.1"), 0),),
@@ -255,8 +257,17 @@ def _identity(
     return identity(config, SimpleNamespace(config=offloading, replicated_layout=False), rows, weights)
 
 
+def adapters(rig: Rig) -> object:
+    """What is said of an engine with LoRA whose adapters nobody vouches for, and whether a name will do."""
+    try:
+        _identity(weights=None, lora=SimpleNamespace())
+    except AnbarError as error:
+        return [str(error), _identity(lora=SimpleNamespace()) == _identity()]
+    return ["no error", False]
+
+
 SCENARIOS: list[Callable[[Rig], object]] = [
-    round_trip, failed_load, order, outage, full, wishes, metrics, fingerprints,
+    round_trip, failed_load, order, outage, full, wishes, metrics, fingerprints, adapters,
 ]  # fmt: skip
 
 

@@ -115,7 +115,10 @@ def test_fields(facts: dict[str, Any], name: str, fields: str) -> None:
     ("name", "needed"),
     [
         ("ReqContext", {"req_id", "kv_transfer_params"}),
-        ("VllmConfig", {"model_config", "cache_config", "attention_config", "speculative_config"}),
+        (
+            "VllmConfig",
+            {"model_config", "cache_config", "attention_config", "speculative_config", "lora_config"},
+        ),
         ("ModelConfig", {"model", "dtype", "hf_config", "quantization", "revision"}),
     ],
 )
@@ -252,6 +255,15 @@ def test_fingerprints_differ_in_every_field(driven: dict[str, Any]) -> None:
     """Ten engines that differ from one in one respect each have eleven fingerprints; where the model's
     directory lies makes no difference."""
     assert driven["fingerprints"] == [11, True]
+
+
+def test_lora_needs_a_name_for_its_weights(driven: dict[str, Any]) -> None:
+    """vLLM's hashes have an adapter's name and path, not its weights: sharing is refused until weights_id
+    vouches for them."""
+    text, is_accepted = driven["adapters"]
+    assert "LoRA" in text
+    assert "weights_id" in text
+    assert is_accepted
 
 
 def test_metrics_are_defined(driven: dict[str, Any]) -> None:

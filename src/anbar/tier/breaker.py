@@ -62,11 +62,13 @@ class Breaker:
         self._closed_at_s = float("-inf")
         self._probing = False
         self._num_opened = 0
+        self._num_told = 0
 
-    @property
-    def num_opened(self) -> int:
-        """How often the breaker opened, reopening after a failed probe included."""
-        return self._num_opened
+    def take_num_opened(self) -> int:
+        """How often the breaker opened since the last call, reopening after a failed probe included."""
+        with self._lock:
+            since, self._num_told = self._num_opened - self._num_told, self._num_opened
+            return since
 
     def state(self) -> BreakerState:
         with self._lock:

@@ -16,7 +16,7 @@ from anbar.core.clock import Clock
 from anbar.tier.breaker import Breaker
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.tally import Series, Tally
-from anbar.tier.wish import DEFAULT, Wish
+from anbar.tier.wish import Wish
 
 MAX_LOADS = 2
 """Loads of one key for one request. A second may be needed after a preemption; more means that host RAM is
@@ -79,11 +79,6 @@ class Lookups:
             waiters = self._waiting.get((state.wish.scope, key))
             if waiters is not None:
                 waiters.discard(request)
-
-    def wish(self, request: str) -> Wish:
-        """What a request asked for; the default for one that was never opened."""
-        state = self._requests.get(request)
-        return state.wish if state is not None else DEFAULT
 
     def answer(self, request: str, key: bytes) -> Answer:
         """HIT, MISS or RETRY, at once."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anbar.adapters.store.files import FilesConfig, FilesStore
 from anbar.adapters.store.layout import Layout
 from anbar.adapters.store.record import HEADER_BYTES
-from anbar.adapters.store.sweep import Bounds, Sweeper, oldest
+from anbar.adapters.store.sweep import Bounds, Sweeper, is_older, oldest
 from anbar.testing.store_contract import exists, put
 from anbar.tier.store import Outcome
 
@@ -170,3 +170,16 @@ def test_a_vanished_root_is_an_os_error(rig: Rig) -> None:
     with pytest.raises(FileNotFoundError):
         rig.sweeper.sweep()
     assert not rig.root.exists()
+
+
+def test_what_vanished_is_not_old(tmp_path: Path) -> None:
+    """Another engine's sweep removes a directory between the listing and the look at its age: this must not
+    end our sweep."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "gone").mkdir()
+    entries = {entry.name: entry for entry in os.scandir(tmp_path)}
+    (tmp_path / "gone").rmdir()
+    later_s = time.time() + 100
+    assert is_older(entries["kept"], 10, later_s)
+    assert not is_older(entries["kept"], 1000, later_s)
+    assert not is_older(entries["gone"], 10, later_s)

@@ -1,5 +1,7 @@
 """The circuit breaker, in virtual time."""
 
+import threading
+
 import pytest
 
 from anbar.core.clock import ManualClock
@@ -72,7 +74,7 @@ def test_failed_probes_double_the_pause_up_to_a_bound(rig: Rig) -> None:
         assert rig.breaker.is_open()
         rig.clock.advance(0.01)
         rig.fail_probe()
-    assert rig.breaker.num_opened == 6
+    assert rig.breaker.take_num_opened() == 6
 
 
 def test_a_flapping_store_is_asked_less_often(rig: Rig) -> None:
@@ -105,3 +107,22 @@ def test_calls_from_before_change_nothing(rig: Rig) -> None:
     assert rig.breaker.state() is BreakerState.HALF_OPEN
     rig.breaker.record(Ticket(probe), Verdict.OK)
     assert rig.breaker.state() is BreakerState.CLOSED
+
+
+def test_every_opening_is_told_once(rig: Rig) -> None:
+    """One thread opens the breaker while another one asks how often: what it was told adds up."""
+    told: list[int] = []
+
+    def open_often() -> None:
+        for _ in range(500):
+            assert rig.call(Verdict.TIMED_OUT)
+            rig.clock.advance(CONFIG.max_pause_s)
+
+    thread = threading.Thread(target=open_often)
+    thread.start()
+    while thread.is_alive():
+        told.append(rig.breaker.take_num_opened())
+    thread.join()
+    told.append(rig.breaker.take_num_opened())
+    assert sum(told) == 500
+    assert rig.breaker.take_num_opened() == 0

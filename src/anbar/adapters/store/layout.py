@@ -1,7 +1,7 @@
 """Where entries lie below a store's root.
 
     <root>/v1/<namespace>/<scope>/<fan-out>/<key>.kv
-    <root>/v1/<namespace>/<scope>/<fan-out>/.<key>.<writer>.tmp     being written
+    <root>/v1/<namespace>/<scope>/<fan-out>/.<writer>-<number>.tmp     being written
 
 Namespace and scope are digests in hex, so a directory listing tells nothing about tenants. The fan-out is
 one byte of the key's digest: 256 directories, 27,000 files each for 10 TB of 1.5 MB values. A key of up to 96

@@ -181,7 +181,7 @@ class Sweeper:
         now_s = time.time()
         for namespace in _subdirs(self._layout.version_dir):
             if namespace.name.startswith(_TRASH_PREFIX):
-                if remove_stale and now_s - namespace.stat().st_mtime > self._bounds.stale_temp_s:
+                if remove_stale and is_older(namespace, self._bounds.stale_temp_s, now_s):
                     remove_tree(Path(namespace.path))
                 continue
             for scope in _subdirs(namespace.path):
@@ -243,6 +243,14 @@ def remove_tree(path: Path, trash: Path | None = None) -> bool:
 def trash_path(version_dir: Path, token: str) -> Path:
     """Where a removed directory waits to be deleted."""
     return version_dir / (_TRASH_PREFIX + token)
+
+
+def is_older(entry: "os.DirEntry[str]", age_s: float, now_s: float) -> bool:
+    """Whether an entry was last changed more than `age_s` before `now_s`; False for one that vanished."""
+    try:
+        return now_s - entry.stat().st_mtime > age_s
+    except OSError:
+        return False
 
 
 def _subdirs(path: str | Path) -> Iterator["os.DirEntry[str]"]:

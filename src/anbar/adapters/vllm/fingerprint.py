@@ -30,7 +30,7 @@ _NOT_IDENTITY = ("_name_or_path", "transformers_version")
 def fingerprint(config: VllmConfig, spec: OffloadingSpec, row_bytes: int, weights_id: str | None) -> bytes:
     """32 bytes. `row_bytes` is the size of one stored value; `weights_id` replaces looking at the weights.
 
-    Raises ConfigError when the weights cannot be told.
+    Raises ConfigError when the weights cannot be told, or not those of LoRA adapters.
     """
     return digest_of(identity(config, spec, row_bytes, weights_id))
 
@@ -45,6 +45,12 @@ def identity(
     config: VllmConfig, spec: OffloadingSpec, row_bytes: int, weights_id: str | None
 ) -> dict[str, object]:
     """The fields of the fingerprint, as JSON values."""
+    if config.lora_config is not None and weights_id is None:
+        raise ConfigError(
+            "LoRA is enabled, and vLLM names an adapter's KV by the adapter's name and path only: with other "
+            "files under the same name, stored KV would be wrong. Set weights_id to a name that changes with "
+            "the weights and the adapters, or use a cache mode without a shared store"
+        )
     return {
         "format": FORMAT_VERSION,
         "vllm": ".".join(vllm_version.split(".")[:2]),

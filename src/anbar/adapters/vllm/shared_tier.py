@@ -96,7 +96,6 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._memory = primary_kv_view.cast("B")
         self._breaker = Breaker(clock)
         self._breaker_seen = BreakerState.CLOSED
-        self._opened_seen = 0
         self._tally = Tally()
         self._num_defects = 0
         self._store_stats = StoreStats(None, None, None)
@@ -178,13 +177,13 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         for (series, label), amount in self._tally.take().items():
             stats.increase_counter(series.value, amount, (*self._label, label))
         stats.increase_counter(_DEFECTS, self._num_defects, self._label)
-        stats.increase_counter(_BREAKER_OPENED, self._breaker.num_opened - self._opened_seen, self._label)
+        stats.increase_counter(_BREAKER_OPENED, self._breaker.take_num_opened(), self._label)
         stats.set_gauge(_BREAKER_STATE, self._breaker.state().value, self._label)
         if self._store_stats.used_bytes is not None:
             stats.set_gauge(_USED_BYTES, self._store_stats.used_bytes, self._label)
         if self._store_stats.capacity_bytes is not None:
             stats.set_gauge(_CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
-        self._num_defects, self._opened_seen = 0, self._breaker.num_opened
+        self._num_defects = 0
         return stats
 
     def _row(self, index: int) -> memoryview:

@@ -42,7 +42,7 @@ def direct_ttft(url: str, prompt: str) -> tuple[float, int]:
     return ttft_s, cached
 
 
-def measure(stack: Stack, rounds: int) -> Report:
+def measure(stack: Stack, rounds: int, dtype: str) -> Report:
     """Run the rounds; raises AssertionError when a step was not what its name says."""
     computed, loaded, warm, lengths = [], [], [], []
     for number in range(rounds + 1):
@@ -64,7 +64,7 @@ def measure(stack: Stack, rounds: int) -> Report:
     report = Report(
         name="main-job",
         command="make bench NAME=main-job",
-        setup={"model": MODEL, "engines": 2, "store": "files", "prompt_tokens": lengths},
+        setup={"model": MODEL, "dtype": dtype, "engines": 2, "store": "files", "prompt_tokens": lengths},
         series=[Series("computed", computed), Series("loaded", loaded), Series("routed warm", warm)],
     )
     report.ratio("computed / loaded on the other engine", report.series[0], report.series[1])
@@ -76,16 +76,19 @@ def main() -> None:
     """Start a stack, measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--dtype", default="float32", help="float32 is what every CPU computes well")
+    options = parser.parse_args()
     router_port, engine_port, _ = free_ports(3)
     with tempfile.TemporaryDirectory(prefix="anbar-bench-") as directory:
         config = {
             "state_dir": f"{directory}/state",
-            "engines": [{"name": "small", "launch": {"count": 2, "port": engine_port}}],
+            "engines": [
+                {"name": "small", "launch": {"count": 2, "port": engine_port, "dtype": options.dtype}}
+            ],
             "router": {"port": router_port},
         }
         with run_stack(config, Path(directory)) as stack:
-            report = measure(stack, rounds)
+            report = measure(stack, options.rounds, options.dtype)
     report.show()
     print(f"written: {report.write().relative_to(Path.cwd())}")
 

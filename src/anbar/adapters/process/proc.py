@@ -13,7 +13,7 @@ from typing import NamedTuple
 _PROC = Path("/proc")
 SHM = Path("/dev/shm")
 
-_OURS = re.compile(r"/dev/shm/((?:psm_|sem\.mp-|vllm_offload_|vllm_dist_|torch_)[\w.:\[\]\-]+)$")
+_OURS = re.compile(r"(?:psm_|sem\.mp-|vllm_offload_|vllm_dist_|torch_)[\w.:\[\]\-]+$")
 """Names under which Python's multiprocessing, torch and vLLM create shared memory."""
 
 
@@ -71,11 +71,22 @@ def descendants(pid: int, entries: Iterable[ProcessEntry]) -> list[ProcessEntry]
 
 
 def shm_of(pid: int) -> set[str]:
-    """Names in /dev/shm that `pid` has mapped now and that are of the kinds that engines create."""
+    """Names in /dev/shm of what `pid` has mapped now, where they are of the kinds that engines create.
+
+    Compared by inode: the C library makes a semaphore under a temporary name and links it to its own, so the
+    maps of the process that made it show a name that is gone.
+    """
     try:
         with (_PROC / str(pid) / "maps").open(encoding="utf-8", errors="replace") as maps:
-            matches = (_OURS.search(line.rstrip("\n")) for line in maps if "/dev/shm/" in line)
-            return {match[1] for match in matches if match is not None}
+            inodes = {int(line.split(None, 5)[4]) for line in maps if "/dev/shm/" in line}
+        if not inodes:
+            return set()
+        with os.scandir(SHM) as entries:
+            return {
+                entry.name
+                for entry in entries
+                if entry.inode() in inodes and _OURS.match(entry.name) is not None
+            }
     except OSError:
         return set()
 
@@ -85,7 +96,7 @@ def remove_shm(names: Iterable[str]) -> list[str]:
     removed = []
     for name in names:
         path = SHM / name
-        if _OURS.match(f"/dev/shm/{name}") is None:
+        if _OURS.match(name) is None:
             continue
         try:
             if path.lstat().st_uid == os.getuid():

@@ -19,26 +19,9 @@ import yaml
 from anbar.adapters.process import proc
 from anbar.adapters.process.cleanup import clean_stale
 from anbar.adapters.process.state import read_state
-from tests.unit.stack.processes import fake_python, tiny_model
+from tests.unit.stack.processes import fake_python, free_ports, tiny_model
 
 START_S = 30.0
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` adjacent free ports."""
-    for base in range(20000 + os.getpid() % 2000 * 20, 60000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", base + offset))
-        except OSError:
-            continue
-        else:
-            return base
-        finally:
-            for one in sockets:
-                one.close()
-    raise AssertionError("no free ports")
 
 
 class Run:

@@ -45,6 +45,11 @@ class GuardedProcess:
         """Leader of the command's process group; 0 before `start` and when it ended at once."""
 
     @property
+    def was_started(self) -> bool:
+        """Whether there is a guard, or was one."""
+        return self._id is not None
+
+    @property
     def guard(self) -> ProcessId:
         """The guard's pid and start time; only after `start`."""
         if self._id is None:

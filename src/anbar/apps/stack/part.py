@@ -49,8 +49,8 @@ class Part:
         return self.spec.child.name
 
     def state(self) -> PartState | None:
-        """For the state file; None before the first start."""
-        if self._process is None:
+        """For the state file; None while there is no process."""
+        if self._process is None or not self._process.was_started:
             return None
         spec, child = self.spec, self.spec.child
         return PartState(
@@ -68,9 +68,8 @@ class Part:
     async def start(self) -> None:
         """Start and wait until it serves. Raises StackError with the end of its log when it does not."""
         begin = time.monotonic()
-        process = GuardedProcess(self.spec.child)
+        process = self._process = GuardedProcess(self.spec.child)  # known to `stop` from now on
         await process.start()
-        self._process = process
         self._on_change()
         await self._until_ready(process, begin)
         self._reporter.ready(self.name, time.monotonic() - begin)

@@ -38,6 +38,7 @@ class Stack:
         finally:
             for task in starts:
                 task.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
         text = yaml.safe_dump(dict(self._plan.router_file), sort_keys=False, allow_unicode=True)
         self._plan.router_yaml.touch(mode=0o600)
         self._plan.router_yaml.write_text(text, encoding="utf-8")
@@ -45,15 +46,20 @@ class Stack:
         return time.monotonic() - begin
 
     async def watch(self) -> None:
-        """Runs until no launched engine is left: StackError. Parts that die are started again."""
+        """Runs until no launched engine is left: StackError. Parts that die are started again. What a part
+        cannot bear is raised as it is."""
         router = asyncio.create_task(self._router.watch())
         engines = [asyncio.create_task(engine.watch()) for engine in self._engines]
         self._watchers = [router, *engines]
-        if engines:
-            await asyncio.gather(*engines)
-            raise StackError("no engine is left")
-        await router
-        raise StackError("the router ended")
+        left = set(engines)
+        while left or not engines:
+            done, _ = await asyncio.wait({router, *left}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if router in done:
+                raise StackError("the router ended")
+            left -= done
+        raise StackError("no engine is left")
 
     async def stop(self) -> None:
         """The router first, which finishes what is running, then the engines; then the files go."""

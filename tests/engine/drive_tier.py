@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +34,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from anbar.adapters.vllm.fingerprint import digest_of, identity
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import Timeouts
+from anbar.config.models import StoreConfig
+from anbar.config.render import store_settings
 from anbar.core.clock import ManualClock
 from anbar.core.errors import AnbarError
 from anbar.testing.memory_store import MemoryStore
@@ -287,6 +290,11 @@ def plugin_errors(output: dict[str, object]) -> None:
             plugin.open_store(config, b"")
         except AnbarError as error:
             output[f"error {number}"] = str(error)
+    with TemporaryDirectory() as root:
+        opened = plugin.open_store({"kind": "files", "path": root}, b"")
+        settings = store_settings(StoreConfig(path=Path(root)), Path("/anywhere"))
+        output["default id"] = [opened.id, settings["id"]]
+        opened.close()
     try:
         plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={"kind": "files", "path": "/tmp"})
     except AnbarError as error:

@@ -279,3 +279,9 @@ def test_wrong_settings_are_named(driven: dict[str, Any]) -> None:
     ):
         assert part in text
     assert "AnbarConnector" in driven["without configuration"]
+
+
+def test_a_store_without_a_name_has_the_routers(driven: dict[str, Any]) -> None:
+    """An engine that was started by hand and the router agree on what a store is called."""
+    in_the_engine, in_the_router = driven["default id"]
+    assert in_the_engine == in_the_router

@@ -13,8 +13,6 @@
 A composition root: the one place inside the engine that knows concrete stores.
 """
 
-import hashlib
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +28,9 @@ from anbar.adapters.vllm.fingerprint import fingerprint
 from anbar.adapters.vllm.offload_spec import HostOffloadingSpec
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import Timeouts
+from anbar.apps.clock import SystemClock
+from anbar.config.models import StoreConfig
+from anbar.config.render import store_settings
 from anbar.core.errors import ConfigError
 from anbar.tier.store import Store
 
@@ -83,16 +84,9 @@ class AnbarSharedTier(SharedTier):
             tier_type,
             backpressure_detector,
             store=opened,
-            clock=MonotonicClock(),
+            clock=SystemClock(),
             options=SharedTierOptions(timeouts(store)),
         )
-
-
-class MonotonicClock:
-    """The machine's clock, as `anbar.core.clock.Clock`."""
-
-    def now_s(self) -> float:
-        return time.monotonic()
 
 
 def open_store(config: Mapping[str, object], namespace: bytes) -> Store:
@@ -124,10 +118,10 @@ def timeouts(config: Mapping[str, object]) -> Timeouts:
 
 
 def _store_id(config: Mapping[str, object], root: Path) -> str:
-    """The given name, or one that follows from the path."""
+    """The given name, or the one that the router gives a store of this path."""
     value = config.get("id")
     if value is None:
-        return f"files-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+        value = store_settings(StoreConfig(path=root), root)["id"]
     if not isinstance(value, str) or not value:
         raise ConfigError(f"store.id is {value!r}; it must be a name")
     return value

@@ -34,7 +34,7 @@ class Machine:
 def read_machine(environ: Mapping[str, str]) -> Machine:
     """Look at the machine; takes milliseconds, or as long as nvidia-smi does."""
     memory = psutil.virtual_memory()
-    limit, used = _cgroup_memory()
+    limit, used = container_memory(_CGROUP)
     shm = os.statvfs("/dev/shm")
     return Machine(
         cores=tuple(sorted(os.sched_getaffinity(0))),
@@ -55,18 +55,31 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _cgroup_memory() -> tuple[int, int]:
-    """Limit and use of the container in bytes (cgroup 2, then 1); a huge limit when there is none."""
-    pairs = (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+def container_memory(root: Path) -> tuple[int, int]:
+    """Limit and use of the container in bytes (cgroup 2, then 1); a huge limit when there is none.
+
+    The kernel counts cached files as use: what it would drop before memory gets short is not counted here.
+    """
+    forms = (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     )
-    for limit, used in pairs:
+    for place, limit, used, cached in forms:
         try:
-            return int((_CGROUP / limit).read_text()), int((_CGROUP / used).read_text())
+            total, now = int((place / limit).read_text()), int((place / used).read_text())
         except (OSError, ValueError):
             continue
+        return total, max(0, now - _statistic(place / "memory.stat", cached))
     return 1 << 62, 0
+
+
+def _statistic(file: Path, name: str) -> int:
+    """The number beside `name`; 0 when there is none."""
+    try:
+        lines = (line.split() for line in file.read_text().splitlines())
+        return int(next(fields[1] for fields in lines if fields[:1] == [name]))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

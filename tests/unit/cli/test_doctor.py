@@ -16,7 +16,7 @@ from anbar.apps.doctor import Finding, Level
 from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, check_ports, check_shm
 from anbar.apps.doctor.model import check_model
 from anbar.apps.doctor.remote import check_engine
-from anbar.apps.machine import Machine, read_machine
+from anbar.apps.machine import Machine, container_memory, read_machine
 from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, EngineConfig, LaunchConfig
 from anbar.config.render import EngineSlot
 from tests.unit.cli.test_commands import anbar
@@ -224,3 +224,37 @@ def test_missing_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "/nonexistent/python (environment ANBAR_ENGINE_PYTHON) does not exist" in done.stdout
     assert "fix: set ANBAR_ENGINE_PYTHON" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("directory", "names", "statistics", "expected"),
+    [
+        ("", ("memory.max", "memory.current"), "anon 300\nfile 600\ninactive_file 500\n", (1000, 400)),
+        ("", ("memory.max", "memory.current"), None, (1000, 900)),
+        (
+            "memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "inactive_file 7\ntotal_inactive_file 500\n",
+            (1000, 400),
+        ),
+    ],
+)
+def test_container_memory(
+    tmp_path: Path, directory: str, names: tuple[str, str], statistics: str | None, expected: tuple[int, int]
+) -> None:
+    """Files that the kernel caches are not memory in use: a container that has read its weights is not full."""
+    place = tmp_path / directory
+    place.mkdir(exist_ok=True)
+    (place / names[0]).write_text("1000\n")
+    (place / names[1]).write_text("900\n")
+    if statistics is not None:
+        (place / "memory.stat").write_text(statistics)
+    assert container_memory(tmp_path) == expected
+
+
+def test_machine_without_limits(tmp_path: Path) -> None:
+    """No container, and one without a limit."""
+    assert container_memory(tmp_path) == (1 << 62, 0)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5\n")
+    assert container_memory(tmp_path) == (1 << 62, 0)

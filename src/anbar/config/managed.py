@@ -6,12 +6,18 @@ Two sources for one setting would contradict each other silently: argparse lets 
 from collections.abc import Mapping
 
 _CACHE = "cache.mode, cache.host_bytes and cache.store"
+_TEMPLATE = "the router renders chats too and would not know: put the template into the model's directory"
 _LOCAL = "launched engines serve 127.0.0.1 only: for another set-up start one yourself, attach it by `url`"
 
 MANAGED_ARGS: Mapping[str, str] = {
     "--model": "use launch.model",
     "--served-model-name": "use launch.served_name",
     "--tokenizer": "the router must use the same one: put the tokenizer into the model's directory",
+    "--tokenizer-mode": "the router must split text as the engine does, and knows the model's own tokenizer",
+    "--chat-template": _TEMPLATE,
+    "--chat-template-content-format": _TEMPLATE,
+    "--default-chat-template-kwargs": "the router would not know: send chat_template_kwargs with the requests",
+    "--exclude-tools-when-tool-choice-none": "the router would not know: send such requests without tools",
     "--host": _LOCAL,
     "--port": "use launch.port",
     "--uds": _LOCAL,
@@ -53,7 +59,8 @@ MANAGED_ENV: Mapping[str, str] = {
 def managed_flag(argument: str) -> str | None:
     """The managed flag that `argument` sets, else None.
 
-    vLLM's parser also takes underscores, `--flag=value`, `--flag.key value`, and any unambiguous beginning.
+    vLLM's parser also takes underscores, `--flag=value`, `--flag.key value`, and any unambiguous beginning;
+    `--no-flag` switches a flag off.
     """
     if not argument.startswith("-"):
         return None
@@ -61,6 +68,8 @@ def managed_flag(argument: str) -> str | None:
     if not flag.startswith("--"):
         return next((short for short in MANAGED_ARGS if not short.startswith("--") and flag == short), None)
     flag = flag.split(".", 1)[0].replace("_", "-")
+    if flag.startswith("--no-"):
+        flag = f"--{flag.removeprefix('--no-')}"
     if flag in MANAGED_ARGS:
         return flag
     return next((full for full in MANAGED_ARGS if len(flag) > 4 and full.startswith(flag)), None)

@@ -37,6 +37,9 @@ CPU_KV_BYTES = 1024**3
 _QUIET_ENV: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 """Nothing that Anbar starts reports to anybody."""
 
+_UNLOGGED = "/health,/metrics,/v1/models,/tokenize"
+"""What the router asks again and again, without anything to learn from it in the engine's log."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSlot:
@@ -115,7 +118,7 @@ def engine_command(
         *("--host", "127.0.0.1", "--port", str(slot.port)),
         *_shape_args(launch, slot),
         "--enable-prompt-tokens-details",
-        *("--disable-access-log-for-endpoints", "/health,/metrics"),
+        *("--disable-access-log-for-endpoints", _UNLOGGED),
         *("--kv-events-config", _json(_events(slot))),
     ]
     transfer = _transfer(cache, slot, store, launch.weights_id)

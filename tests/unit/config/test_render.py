@@ -55,7 +55,7 @@ GOLDEN_CPU = [
     "--enforce-eager",
     "--enable-prompt-tokens-details",
     "--disable-access-log-for-endpoints",
-    "/health,/metrics",
+    "/health,/metrics,/v1/models,/tokenize",
     "--kv-events-config",
     '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"ipc:///tmp/anbar-up-x/small-0.kv",'
     '"replay_endpoint":"ipc:///tmp/anbar-up-x/small-0.replay"}',

@@ -170,6 +170,25 @@ def test_life_of_a_stack(place: Place) -> None:
     place.assert_nothing_left()
 
 
+def test_state_directory_is_private(place: Place) -> None:
+    """Whoever made it, and with whatever mode: what Anbar keeps there is for its user alone."""
+    (place.state_dir / "models").mkdir(parents=True)
+    place.state_dir.chmod(0o755)
+    place.launch["model"] = "/nonexistent/model"
+    assert place.up().ended() == 1
+    assert place.state_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_shared_state_directory_keeps_its_mode(place: Place) -> None:
+    """state_dir: a project's own directory, say: others keep their access to what is there."""
+    place.state_dir.mkdir()
+    place.state_dir.chmod(0o755)
+    (place.state_dir / "notes.txt").touch()
+    place.launch["model"] = "/nonexistent/model"
+    assert place.up().ended() == 1
+    assert place.state_dir.stat().st_mode & 0o777 == 0o755
+
+
 def test_kill_9_and_up_again(place: Place) -> None:
     """kill -9 of the launcher ends everything by itself; the next `up` says so, cleans and works."""
     run = place.up().ready()

@@ -34,6 +34,9 @@ from anbar.core.errors import StackError
 Announce = Callable[[StackPlan, float], None]
 """Called once when all is ready: what runs, and the seconds it took."""
 
+_OWN_NAMES = frozenset({"lock", "logs", "models", "router.yaml", "run", STATE_FILE, "store"})
+"""What Anbar keeps in a state directory."""
+
 
 async def up(config: AnbarConfig, environ: Mapping[str, str], reporter: Reporter, announce: Announce) -> None:
     """Run the stack until SIGINT or SIGTERM; a second one ends it at once.
@@ -64,6 +67,8 @@ def _prepare_state_dir(state_dir: Path) -> StateLock:
         raise StackError(f"{finding.detail}; {finding.fix}")
     for directory in (state_dir, state_dir / "logs", state_dir / "run"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if {path.name for path in state_dir.iterdir()} <= _OWN_NAMES:
+        state_dir.chmod(0o700)  # others may have made it; a directory with other things in it keeps its mode
     lock = StateLock(state_dir)
     if not lock.acquire():
         holder = lock.holder()

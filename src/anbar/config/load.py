@@ -129,7 +129,8 @@ class _Source:
         if config is None:
             config, _ = _try(_without(self._data, [problem.path for problem in wrong]))
         if config is not None:
-            bad = {problem.path for problem in wrong}
+            # A problem of what holds a wrong value would only be an echo: the value is missing here.
+            bad = {problem.path[:depth] for problem in wrong for depth in range(1, len(problem.path) + 1)}
             self._problems += [p for p in check(config) if p.path not in bad]
         if self._problems:
             raise ConfigError(self._report())

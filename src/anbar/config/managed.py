@@ -16,7 +16,7 @@ MANAGED_ARGS: Mapping[str, str] = {
     "--tokenizer-mode": "the router must split text as the engine does, and knows the model's own tokenizer",
     "--chat-template": _TEMPLATE,
     "--chat-template-content-format": _TEMPLATE,
-    "--default-chat-template-kwargs": "the router would not know: send chat_template_kwargs with the requests",
+    "--default-chat-template-kwargs": "the router would not know: send chat_template_kwargs in requests",
     "--exclude-tools-when-tool-choice-none": "the router would not know: send such requests without tools",
     "--host": _LOCAL,
     "--port": "use launch.port",

@@ -8,8 +8,9 @@ relative to the directory of the file.
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from anbar.config.sizes import parse_size
 
@@ -26,8 +27,37 @@ Int = Annotated[int, Field(strict=True)]
 Port = Annotated[Int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$")]
-ZmqUrl = Annotated[str, StringConstraints(pattern=r"^(tcp://[^/\s]+:\d+|ipc:///\S+)$")]
+
+
+def _with_port(url: str) -> str:
+    """Refuses what has the look of an address and is none."""
+    if url.startswith("ipc:"):
+        return url
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"allowed: host and port, the port from 1 to 65535 ({error})") from error
+    if not parts.hostname or port == 0:
+        raise ValueError("allowed: host and port, the port from 1 to 65535")
+    return url
+
+
+def _without_user(url: str) -> str:
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("no user or password may stand in it: use api_key_env or api_key_file")
+    return url
+
+
+HttpUrl = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$"),
+    AfterValidator(_with_port),
+    AfterValidator(_without_user),
+]
+ZmqUrl = Annotated[
+    str, StringConstraints(pattern=r"^(tcp://[^/\s]+:\d+|ipc:///\S+)$"), AfterValidator(_with_port)
+]
 
 
 class _Model(BaseModel):

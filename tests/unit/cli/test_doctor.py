@@ -242,7 +242,7 @@ def test_missing_interpreter(tmp_path: Path) -> None:
 def test_container_memory(
     tmp_path: Path, directory: str, names: tuple[str, str], statistics: str | None, expected: tuple[int, int]
 ) -> None:
-    """Files that the kernel caches are not memory in use: a container that has read its weights is not full."""
+    """Files that the kernel caches are not memory in use: reading the weights does not fill a container."""
     place = tmp_path / directory
     place.mkdir(exist_ok=True)
     (place / names[0]).write_text("1000\n")

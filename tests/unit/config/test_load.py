@@ -125,6 +125,12 @@ def test_wrong_overrides(key: str, words: str) -> None:
         ("state_dir: a\nstate_dir: b", "anbar.yaml:2: state_dir: given twice, first in line 1"),
         ("engines: [{name: Big Name, url: 'http://x'}]", "engines[0].name: is 'Big Name'; allowed: text of"),
         ("engines: [{name: a, url: 'ftp://x'}]", "engines[0].url: is 'ftp://x'; allowed: text of"),
+        ("engines: [{name: a, url: 'http://h:99999'}]", "engines[0].url: is 'http://h:99999'; allowed: host"),
+        ("engines: [{name: a, url: 'http://h:0'}]", "engines[0].url: is 'http://h:0'; allowed: host"),
+        ("engines: [{name: a, url: 'http://h:x'}]", "engines[0].url: is 'http://h:x'; allowed: host"),
+        ("engines: [{name: a, url: 'http://[::1'}]", "engines[0].url: is 'http://[::1'; allowed: host"),
+        ("engines: [{name: a, url: 'http://:8'}]", "engines[0].url: is 'http://:8'; allowed: host"),
+        ("engines: [{name: a, url: 'http://x', events: 'tcp://h:99999'}]", "'tcp://h:99999'; allowed: host"),
     ],
 )
 def test_complaints(tmp_path: Path, text: str, expected: str) -> None:
@@ -161,6 +167,18 @@ def test_secrets_are_not_repeated(tmp_path: Path) -> None:
     (line,) = complaints(tmp_path, "engines: [{name: a, launch: {env: {HF_TOKEN: 12345}}}]")
     assert "12345" not in line
     assert "engines[0].launch.env.HF_TOKEN" in line
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hush@h:1", "http://hush@h:1", "http://me:hush@h:99999", "ftp://hush@h"]
+)
+def test_no_passwords_in_addresses(tmp_path: Path, url: str) -> None:
+    """They would appear in `config show` and in the router's answers; nor does the complaint show them."""
+    (line,) = complaints(tmp_path, f"engines: [{{name: a, url: '{url}'}}]")
+    assert "engines[0].url: is not shown here" in line
+    assert "hush" not in line
+    if url.startswith("http") and "99999" not in url:
+        assert "use api_key_env or api_key_file" in line
 
 
 def test_anchors_and_merges_work(tmp_path: Path) -> None:

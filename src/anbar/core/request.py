@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from anbar.core.ids import RequestId
 
+MAX_CHARS_PER_TOKEN = 256
+"""No token of a real vocabulary stands for more text."""
+
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:

@@ -251,13 +251,16 @@ def test_unknown_model_is_404_and_short() -> None:
     [
         (TEXT, {"prompt": "x" * 2560}, False),
         (TEXT, {"prompt": "x" * 2561}, True),
-        (TEXT, {"prompt": ["x" * 2561]}, False),
+        (TEXT, {"prompt": ["x" * 2560, "x" * 2560]}, False),
+        (TEXT, {"prompt": ["x", "x" * 2561]}, True),
+        (TEXT, {"prompt": [[1] * 9999]}, False),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}] * 2}, True),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 2561}]}]}, True),
         (CHAT, {"messages": [{"role": "user", "content": [{"image_url": {"url": "x" * 9999}}, 1]}]}, False),
     ],
 )
 def test_text_beyond_any_tokenization(endpoint: Endpoint, fields: dict[str, object], beyond: bool) -> None:
-    """A context of 10 tokens holds 2560 characters at most; images and lists of prompts are not judged."""
+    """A context of 10 tokens holds 2560 characters at most; of several prompts the longest counts; images do
+    not."""
     api = parse(endpoint, (chat if endpoint is CHAT else text)(**fields), ClientKv.REFUSE)
     assert is_beyond_context(api, 10) is beyond

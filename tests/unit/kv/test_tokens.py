@@ -23,7 +23,7 @@ from anbar.adapters.vllm.chat_messages import Reason
 from anbar.adapters.vllm.chat_template import ContentFormat, content_format
 from anbar.adapters.vllm.remote_tokens import chat_request, completion_request, token_ids
 from anbar.adapters.vllm.tokens import NotReproducible, Tokenizer, TokenizerOptions, load_tokenizer
-from anbar.core.errors import ConfigError, UpstreamBroken
+from anbar.core.errors import ConfigError, UpstreamError
 
 from .chat_cases import CHATML, MACRO, NAMESPACE, PARTS_LOOP, bodies, user
 
@@ -380,8 +380,40 @@ def test_asking_the_engine() -> None:
 
 
 def test_the_engines_answer() -> None:
-    """Ids are taken from the answer; anything else is a broken upstream."""
+    """Ids are taken from the answer; anything else is an engine that failed to tokenize: the request is then
+    routed without tokens."""
     assert token_ids(b'{"count":2,"max_model_len":9,"tokens":[1,2],"token_strs":null}') == [1, 2]
-    for answer in (b"", b"{}", b'{"tokens":["a"]}', b"\xff"):
-        with pytest.raises(UpstreamBroken):
+    for answer in (b"", b"{}", b'{"tokens":["a"]}', b'{"tokens":[-1]}', b'{"tokens":[4294967296]}', b"\xff"):
+        with pytest.raises(UpstreamError):
             token_ids(answer)
+
+
+def test_far_too_long_text_is_not_encoded(tokenizer: Tokenizer) -> None:
+    """64 tokens of context, 20,000 characters, as text, in tools (through the template), or to be truncated:
+    nothing that could fit, so the tokenizer is not kept busy with it."""
+    words = "abcd " * 4000
+    tools = [{"type": "function", "function": {"name": "f", "description": words}}]
+    shown = "{% for tool in tools %}{{ tool.function.description }}{% endfor %}"
+    for found in (
+        tokenizer.completion({"prompt": words}),
+        tokenizer.completion({"prompt": [words], "truncate_prompt_tokens": 4}),
+        tokenizer.chat({"messages": [user("hi")], "tools": tools, "chat_template": shown}),
+    ):
+        assert reason(found) is Reason.TOO_LONG
+    assert reason(tokenizer.completion({"prompt": "abcd " * 3000})) is None
+
+
+def test_arguments_nested_too_deeply(tokenizer: Tokenizer) -> None:
+    """A tool call whose arguments are 100,000 open brackets: no ids, no exception."""
+    function = {"name": "f", "arguments": "[" * 100_000}
+    call = {"id": "1", "type": "function", "function": function}
+    body = {"messages": [user("hi"), {"role": "assistant", "tool_calls": [call]}]}
+    assert reason(tokenizer.chat(body)) is Reason.MALFORMED
+    assert isinstance(chat_request(body), NotReproducible)
+
+
+@pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"])
+def test_template_may_fail_as_it_likes(tokenizer: Tokenizer, template: str) -> None:
+    """ZeroDivisionError, RecursionError: whatever a template raises means that there are no ids."""
+    body = {"messages": [user("hi")], "chat_template": template}
+    assert reason(tokenizer.chat(body)) is Reason.TEMPLATE_FAILED

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from anbar.core.errors import RequestError
+from anbar.core.request import MAX_CHARS_PER_TOKEN
 
 _ENGINE_SIDE_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _FIELD_IN_ERROR = re.compile(r"at `\$\.([A-Za-z0-9_]+)")
@@ -20,8 +21,6 @@ _MISSING_FIELD = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
 _SALT_FORBIDDEN = frozenset("@/\\\x00")
 _SALT_MAX_CHARS = 128
 _MAX_COUNT = 2**31 - 1
-MAX_CHARS_PER_TOKEN = 256
-"""No token of a real vocabulary stands for more text."""
 
 
 class Endpoint(Enum):
@@ -306,10 +305,12 @@ def truncates(request: ApiRequest) -> bool:
 
 
 def _num_chars(request: ApiRequest) -> int:
-    """Characters of text in the prompt, roughly: images and tools are not counted."""
+    """Characters of text in the longest prompt, at least: what a template makes of tools and documents is
+    not counted."""
     if request.endpoint is Endpoint.COMPLETIONS:
         prompt = request.body.get("prompt")
-        return len(prompt) if isinstance(prompt, str) else 0
+        prompts = prompt if isinstance(prompt, list) and isinstance(prompt[0], str) else [prompt]
+        return max(len(text) if isinstance(text, str) else 0 for text in prompts)
     messages = cast("list[dict[str, object]]", request.body["messages"])
     return sum(_num_content_chars(message.get("content")) for message in messages)
 

@@ -29,6 +29,8 @@ class Reason(Enum):
     """vLLM renders this family of models by code of its own, not by a template."""
     TRUNCATION = "truncation"
     """It asks for truncation relative to a context length that is not known here."""
+    TOO_LONG = "prompt_too_long"
+    """More text than the context could hold with the longest of tokens."""
 
 
 class Unreproducible(Exception):
@@ -186,6 +188,8 @@ def _tool_call(call: object) -> dict[str, object]:
             arguments = json.loads(arguments)
         except ValueError:
             arguments = {}
+        except RecursionError as error:
+            raise Unreproducible(Reason.MALFORMED, "a tool call's arguments are nested too deeply") from error
     known = arguments if isinstance(arguments, dict) else {}
     shown = _ordered({**function, "arguments": known}, ("arguments", "name"))
     return _ordered({**call, "function": shown}, ("id", "function", "type"))

@@ -6,13 +6,14 @@ caller bounds both and routes by load when it fails. Source: vLLM 0.32
 """
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from anbar.adapters.vllm.chat_messages import Reason, Unreproducible, conversation
 from anbar.adapters.vllm.chat_template import ContentFormat
 from anbar.adapters.vllm.tokens import NotReproducible, single_prompt
-from anbar.core.errors import UpstreamBroken
+from anbar.core.errors import UpstreamError
 
 _SAME = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "tools")
 
@@ -54,15 +55,15 @@ def chat_request(body: Mapping[str, object]) -> dict[str, object] | NotReproduci
 
 
 def token_ids(answer: bytes) -> list[int]:
-    """The ids in the engine's answer `{"count", "max_model_len", "tokens"}`; raises UpstreamBroken."""
+    """The ids in the engine's answer `{"count", "max_model_len", "tokens"}`; raises UpstreamError."""
     try:
         return msgspec.json.decode(answer, type=_Answer).tokens
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UpstreamBroken("/tokenize answered with something else than token ids") from error
+        raise UpstreamError("/tokenize answered with something else than token ids") from error
 
 
 class _Answer(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
 
 
 def _without_nulls(

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
-import jinja2
-
 from anbar.adapters.vllm.chat_messages import (
     Message,
     Reason,
@@ -28,6 +26,7 @@ from anbar.adapters.vllm.chat_messages import (
 )
 from anbar.adapters.vllm.chat_template import ContentFormat, content_format
 from anbar.core.errors import ConfigError
+from anbar.core.request import MAX_CHARS_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class TokenizerOptions:
     """What an engine was started with that changes its prompts."""
 
     max_model_len: int | None = None
-    """Tokens of its context: only for requests that ask to be truncated to it."""
+    """Tokens of its context: requests may ask to be truncated to it, and far longer text is not tokenized."""
     chat_template: str | None = None
     """The text of `--chat-template`."""
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
@@ -194,12 +193,17 @@ class Tokenizer:
         fixed = {"chat_template": template, "tokenize": False, "return_dict": False}
         try:
             return self._hf.apply_chat_template(messages, **{**kwargs, **fixed})
-        except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            # Templates are programs: what they raise at odd input is theirs to choose. The text of the error
-            # may repeat the request's, so only its kind is told.
+        except Exception as error:
+            # A template is a program that came with the model: what it raises at odd input is its to choose
+            # (RecursionError for deep arguments, ZeroDivisionError, …), and none of it is a defect here. The
+            # text of the error may repeat the request's, so only its kind is told.
             raise Unreproducible(Reason.TEMPLATE_FAILED, type(error).__name__) from error
 
     def _encode(self, text: str, body: Mapping[str, object], *, add_special_tokens: bool) -> list[int]:
+        longest = self._options.max_model_len
+        if longest is not None and len(text) > MAX_CHARS_PER_TOKEN * longest:
+            # Encoding takes a second per megabyte, and the engine will refuse it.
+            raise Unreproducible(Reason.TOO_LONG, f"{len(text)} characters for {longest} tokens")
         limit = self._limit(body)
         if limit is None or body.get("truncation_side") is not None or not self._hf.is_fast:
             return self._truncated(self._encode_whole(text, add_special_tokens), body)

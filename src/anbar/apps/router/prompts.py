@@ -9,6 +9,7 @@ import msgspec
 
 from anbar.adapters.http.fetch import fetch
 from anbar.adapters.http.openai import ApiRequest, Endpoint, beyond_context, is_beyond_context, truncates
+from anbar.adapters.vllm.chat_messages import Reason
 from anbar.adapters.vllm.remote_tokens import chat_request, completion_request, token_ids
 from anbar.adapters.vllm.tokens import NotReproducible, Tokenizer
 from anbar.apps.router.engine import Engine
@@ -44,12 +45,12 @@ class Prompts:
         if longest and is_beyond_context(api, longest):
             if not truncates(api):
                 raise beyond_context(api, longest)
-            return Tokens((), "prompt_too_long")
+            return Tokens((), Reason.TOO_LONG.value)
         tokenizer = self._tokenizers.get(api.model)
         if tokenizer is None:
             return await self._ask(api, serving)
         compute = tokenizer.chat if api.endpoint is Endpoint.CHAT else tokenizer.completion
-        if _is_tokens(api.body.get("prompt")):
+        if api.endpoint is Endpoint.COMPLETIONS and _is_tokens(api.body.get("prompt")):
             return _tokens(compute(api.body))
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, compute, api.body)

@@ -367,3 +367,40 @@ async def test_drain_gives_up_after_its_time() -> None:
         await client.send(GET)
         await asyncio.sleep(0.02)
         assert await server.drain(0.05) == 1
+
+
+async def test_drain_waits_for_what_is_written_but_not_sent() -> None:
+    """An answer of 20 MB is complete for its handler while most of it waits for a slow client: a drain lets
+    it arrive whole."""
+    size = 20_000_000
+
+    def large(exchange: Exchange) -> None:
+        exchange.answer(Answer(200, b"x" * size, ()))
+
+    async with serving(large) as (server, port), connected(port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(server.drain(5))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        text = await client.rest()
+        assert await draining == 0
+    assert len(text.partition(b"\r\n\r\n")[2]) == size
+
+
+async def test_closing_connection_of_a_client_that_never_reads_ends() -> None:
+    """The last answer waits for a client that reads nothing: write_stall_s later the connection is gone."""
+
+    def large(exchange: Exchange) -> None:
+        exchange.answer(Answer(200, b"x" * 20_000_000, ()))
+
+    limits = replace(LIMITS, write_stall_s=0.1, high_water_bytes=100_000_000)
+    async with serving(large, limits) as (server, port), connected(port) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        await asyncio.sleep(0.05)
+        assert len(server.connections) == 1
+        await asyncio.sleep(0.3)
+        assert not server.connections

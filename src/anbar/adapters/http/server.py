@@ -176,8 +176,10 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """A request is being received or answered."""
-        return self._exchange is not None or self._reader.phase is not Phase.IDLE
+        """A request is being received or answered, or an answer is still being sent."""
+        if self._exchange is not None or self._reader.phase is not Phase.IDLE:
+            return True
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def close_now(self) -> None:
         self.abort()
@@ -308,7 +310,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _expired(self) -> None:
-        if self._lingering or self._exchange is not None or self.paused:
+        closing = self._transport is None or self._transport.is_closing()
+        if closing or self._lingering or self._exchange is not None or self.paused:
             self.abort()
         elif self._reader.phase is Phase.IDLE:
             self._close()

@@ -11,11 +11,10 @@ def fits(query: RouteQuery, engine: EngineView) -> bool:
     """Whether the prompt and one token of output fit the engine's context: vLLM 0.32 shortens an answer that
     does not fit behind its prompt, and refuses only a prompt that leaves no room at all.
 
-    A prompt that was not tokenized has no known length: it passes, and the engine itself is the judge.
+    A prompt that was not tokenized has no known length, and an engine may not tell its context: then the
+    engine itself is the judge.
     """
-    if not query.token_ids:
-        return True
-    return query.num_tokens < engine.max_model_len
+    return not query.token_ids or not engine.max_model_len or query.num_tokens < engine.max_model_len
 
 
 def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:

@@ -104,10 +104,11 @@ def test_who_is_to_blame_when_nobody_can(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_the_context_must_hold_the_prompt_and_one_token(name: str) -> None:
     """An engine whose context the prompt fills is passed over, since it could not answer with a single token;
-    a prompt of unknown length may go anywhere."""
+    a prompt of unknown length may go anywhere, and any prompt to an engine that does not tell its context."""
     views = [view("a", context=1000), view("b", context=1001)]
     route = decide(name, views, asked=query(PROMPT))
     assert (route.target, route.fallbacks) == ("b", ())
+    assert decide(name, [view("a", context=0)], asked=query(PROMPT)).target == "a"
     unknown = RouteQuery(query([]).request_id, "m", (), 5000)
     assert len(decide(name, views, asked=unknown).fallbacks) == 1
 

@@ -38,6 +38,8 @@ class AttemptFailure(Enum):
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"
     """It answered 502, 503 or 504 before a body."""
+    NO_DESCRIPTOR = "no_descriptor"
+    """The router itself had no file descriptor left for a connection."""
 
 
 class RequestFinished(msgspec.Struct, frozen=True):

@@ -1,6 +1,10 @@
 """The life of a routed request: what the client gets, what engines see, and that no share of load leaks."""
 
 import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 from scripted import (
@@ -9,6 +13,8 @@ from scripted import (
     SSE,
     STREAM,
     Connection,
+    Script,
+    ScriptedEngine,
     answer,
     ask,
     die,
@@ -19,6 +25,7 @@ from scripted import (
     scripted,
 )
 
+from anbar.adapters.http.fetch import fetch
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Outcome
 
@@ -26,6 +33,32 @@ ANSWER = (
     b'{"choices": [{"text": "x"}],  "usage": {"prompt_tokens": 5, "completion_tokens": 4, '
     b'"prompt_tokens_details": {"cached_tokens": 3}}}'
 )
+
+
+def dying(engine: ScriptedEngine) -> Script:
+    """Close the port and all connections when a request comes."""
+
+    async def script(connection: Connection) -> None:
+        assert engine.server is not None
+        engine.server.close()
+        connection.writer.transport.abort()
+
+    return script
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Lowers the process's limit of open files to those it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 EVENTS = (b'data: {"choices":[1]}\n\n', b'data: {"choices":[2]}\n\n')
 USAGE_EVENT = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
 
@@ -192,6 +225,57 @@ async def test_request_that_kills_two_engines_is_not_given_to_a_third() -> None:
     assert text.startswith(b"HTTP/1.1 502 ")
     assert b'"code":"engine_unreachable"' in text
     assert (event.outcome, c.heads) == (Outcome.UPSTREAM_FAILED, [])
+
+
+async def test_request_that_kills_engines_on_kept_connections_is_not_given_to_a_third() -> None:
+    """The same with connections kept from earlier requests, and engines whose ports close as they die: that
+    a dead engine cannot be reached anew does not mean that it never had the request."""
+    async with AsyncExitStack() as stack:
+        ends = [await stack.enter_async_context(scripted(answer(ANSWER))) for _ in range(4)]
+        engines = [engine_at(end.port, name) for end, name in zip(ends, "abcd", strict=True)]
+        path = await stack.enter_async_context(path_to(engines))
+        for engine in engines:
+            await fetch(engine.pool, "/health", timeout_s=1.0)
+            assert engine.pool.num_idle == 1
+        for end in ends:
+            end.script = dying(end)
+        text = await ask(path.port, post(REQUEST))
+    assert text.startswith(b"HTTP/1.1 502 ")
+    assert [len(end.heads) for end in ends] == [2, 2, 1, 1]
+
+
+async def test_fallback_that_is_lost_meanwhile() -> None:
+    """The first engine says 503 while another one is ready, which is unhealthy by then: the client reads what
+    happened, not that no engine was tried."""
+
+    async def script(connection: Connection) -> None:
+        path.fleet["b"].health.connection_failed("gone")
+        await answer(b"{}", b"503 Busy")(connection)
+
+    async with (
+        scripted(script) as busy,
+        path_to([engine_at(busy.port, "a"), engine_at(1, "b")]) as path,
+    ):
+        text = await ask(path.port, post(REQUEST))
+        event = await path.finished()
+    assert text.startswith(b"HTTP/1.1 502 ")
+    assert b"engine a answered 503" in text
+    assert event.outcome is Outcome.UPSTREAM_FAILED
+
+
+async def test_router_without_file_descriptors_blames_no_engine() -> None:
+    """The process may open no more files: the request fails, its reason says why, the engine stays ready."""
+    async with scripted(answer(ANSWER)) as engine, path_to([engine_at(engine.port, "a")]) as path:
+        reader, writer = await asyncio.open_connection("127.0.0.1", path.port)
+        await asyncio.sleep(0.02)
+        with no_more_descriptors():
+            writer.write(post(REQUEST))
+            text = await asyncio.wait_for(reader.read(), 3)
+        writer.transport.abort()
+        await path.finished()
+        assert path.fleet["a"].health.state is EngineState.READY
+    assert b"no file descriptor left" in text
+    assert AttemptFailed(path.fleet["a"].id, AttemptFailure.NO_DESCRIPTOR) in path.events
 
 
 @pytest.mark.parametrize("status", [b"502 Bad Gateway", b"503 Service Unavailable", b"504 Gateway Timeout"])

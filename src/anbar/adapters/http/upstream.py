@@ -6,6 +6,7 @@ first token only after the prefill, so waiting for the head alone would be too e
 """
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from dataclasses import dataclass
@@ -68,6 +69,10 @@ class StaleConnection(UpstreamUnreachable):
 
 class ConnectFailed(UpstreamUnreachable):
     """There was no connection: the engine never had the request."""
+
+
+class NoDescriptor(UpstreamError):
+    """This process may open no more connections; no fault of the engine's, which never had the request."""
 
 
 class Reply:
@@ -153,7 +158,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._keeps_alive = False
         self._reused = False
         self._paused = False
-        self.idle_since_s = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -365,6 +369,7 @@ class UpstreamPool:
 
         Raises UpstreamUnreachable or UpstreamTimeout when there is no answer. A kept connection that the
         engine had closed already is replaced once by a fresh one: not a byte of an answer had come on it.
+        Where that one cannot be made, the engine may have died of the request: no ConnectFailed then.
         """
         limit_s = self.limits.first_byte_timeout_s if first_byte_timeout_s is None else first_byte_timeout_s
         while self._idle:
@@ -375,8 +380,15 @@ class UpstreamPool:
                 return await connection.ask(head, body, limit_s)
             except StaleConnection:
                 self.num_stale += 1
-                break
+                return await self._ask_again(head, body, limit_s)
         connection = await self._connect()
+        return await connection.ask(head, body, limit_s)
+
+    async def _ask_again(self, head: bytes, body: bytes, limit_s: float) -> Reply:
+        try:
+            connection = await self._connect()
+        except ConnectFailed as error:
+            raise UpstreamUnreachable(f"the engine closed its connection; then {error}") from error
         return await connection.ask(head, body, limit_s)
 
     def keep(self, connection: UpstreamConnection) -> None:
@@ -411,6 +423,9 @@ class UpstreamPool:
             limit_s = self.limits.connect_timeout_s
             raise ConnectFailed(f"no connection to the engine within {limit_s:g} s") from error
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                text = "the router has no file descriptor left for a connection: raise its limit (ulimit -n)"
+                raise NoDescriptor(text) from error
             reason = error.strerror or type(error).__name__
             raise ConnectFailed(f"no connection to the engine: {reason}") from error
         return connection

@@ -3,10 +3,12 @@
 import asyncio
 import errno
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -188,8 +190,17 @@ async def serve(router: Router, started: Callable[[int], None] = lambda port: No
             loop.remove_signal_handler(number)
 
 
+def allow_descriptors() -> None:
+    """Raise this process's limit of open files to what it may be: each stream takes two, and the usual 1,024
+    would end at some 500 streams."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # macOS names a hard limit that it does not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run(config: AnbarConfig, environ: Mapping[str, str], sink: LineSink) -> int:
     """Run a router in this process; returns its exit code. Raises ConfigError or StackError."""
+    allow_descriptors()
     router = Router(config, environ, sink)
     code: int = uvloop.run(serve(router))
     return code

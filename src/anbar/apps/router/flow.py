@@ -26,7 +26,7 @@ from anbar.adapters.http.openai import (
     unknown_model,
 )
 from anbar.adapters.http.server import Exchange
-from anbar.adapters.http.upstream import ConnectFailed, Reply
+from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
@@ -50,6 +50,9 @@ CLIENT_CLOSED = 499
 """The status in logs and metrics of a request whose client went away (nginx's number)."""
 BYTES_PER_TOKEN = 4
 """To estimate the length of a prompt that the router cannot tokenize."""
+
+_ENGINES_FAULT = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
+"""Failures after which an engine gets nothing until a probe succeeds."""
 
 _T = TypeVar("_T")
 
@@ -77,6 +80,10 @@ class _Job:
     route: Route
     head: bytes
     tokens_note: str
+
+
+class _Unavailable(UpstreamError):
+    """The engine answered 502, 503 or 504, and another one was ready when it was asked."""
 
 
 class Flow:
@@ -197,24 +204,33 @@ class Flow:
             record.num_attempts += 1
             has_next = any(other.is_ready for other in engines[place + 1 :])
             try:
-                if await self._try(job, engine, record, must_answer=not has_next):
-                    return
+                await self._try(job, engine, record, must_answer=not has_next)
             except UpstreamError as error:
                 failure = error
                 self._attempt_failed(engine, error)
-                num_executions += not isinstance(error, ConnectFailed)
+                num_executions += not isinstance(error, ConnectFailed | NoDescriptor | _Unavailable)
                 if num_executions >= MAX_EXECUTIONS:
                     break
+            else:
+                return
         raise failure
 
     def _attempt_failed(self, engine: Engine, error: UpstreamError) -> None:
-        timed_out = isinstance(error, UpstreamTimeout)
-        kind = AttemptFailure.TIMEOUT if timed_out else AttemptFailure.UNREACHABLE
+        match error:
+            case _Unavailable():
+                kind = AttemptFailure.UNAVAILABLE
+            case NoDescriptor():
+                kind = AttemptFailure.NO_DESCRIPTOR
+            case UpstreamTimeout():
+                kind = AttemptFailure.TIMEOUT
+            case _:
+                kind = AttemptFailure.UNREACHABLE
         self._parts.emit(AttemptFailed(engine.id, kind))
-        engine.health.connection_failed(str(error))
+        if kind in _ENGINES_FAULT:
+            engine.health.connection_failed(str(error))
 
-    async def _try(self, job: _Job, engine: Engine, record: Record, must_answer: bool) -> bool:
-        """Ask one engine and carry its answer; False when the next one should be asked."""
+    async def _try(self, job: _Job, engine: Engine, record: Record, must_answer: bool) -> None:
+        """Ask one engine and carry its answer. Raises UpstreamError when the next one should be asked."""
         record.engine = engine.id
         prediction = job.route.predictions[engine.id]
         num_predicted = prediction.match.total
@@ -227,8 +243,7 @@ class Flow:
             reply = await engine.pool.ask(_render(job, engine), job.exchange.request.body)
             try:
                 if reply.status in RETRIED_STATUSES and not must_answer:
-                    self._parts.emit(AttemptFailed(engine.id, AttemptFailure.UNAVAILABLE))
-                    return False
+                    raise _Unavailable(f"engine {engine.id} answered {reply.status}")
                 share.first_byte()
                 now_s = self._parts.clock.now_s()
                 record.ttft_s = now_s - record.started_s
@@ -245,7 +260,6 @@ class Flow:
         if job.api.stream and record.outcome is Outcome.OK and job.query.token_ids:
             engine.learner.observe(sample)
         self._check_hints(engine, job, record)
-        return True
 
     def _check_hints(self, engine: Engine, job: _Job, record: Record) -> None:
         """A store's blocks are believed in until an engine that was to load them reports fewer."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from anbar.adapters.http.fetch import Fetched, fetch
+from anbar.adapters.http.upstream import NoDescriptor
 from anbar.adapters.vllm.probe import (
     CacheFacts,
     EventSource,
@@ -95,6 +96,8 @@ class Monitor:
             try:
                 await self._probe(engine, attached)
                 engine.health.probe_succeeded()
+            except NoDescriptor as error:
+                self._parts.emit(SupervisorCaught("probe", type(error).__name__))  # not the engine's fault
             except UpstreamTimeout as error:
                 engine.health.probe_was_late(str(error))
             except UpstreamUnreachable as error:

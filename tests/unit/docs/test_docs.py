@@ -1,4 +1,4 @@
-"""The documentation is checked like code: links lead somewhere, examples load, generated pages are current."""
+"""The documentation is checked like code: links lead somewhere, examples load, pages are current."""
 
 import json
 import re

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import zmq
 
 from anbar.apps.doctor import Finding, Level
 from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, check_ports, check_shm
@@ -184,7 +185,7 @@ def test_attached_engines(change: dict[str, tuple[int, object]], level: Level, w
     """What a running engine tells of itself."""
     engine = Engine({**GOOD, **change})
     try:
-        findings = list(check_engine(EngineConfig(name="a", url=engine.url)))
+        findings = list(check_engine(EngineConfig(name="a", url=engine.url), {}))
     finally:
         engine.close()
     worst = max(findings, key=lambda finding: list(Level).index(finding.level))
@@ -193,15 +194,60 @@ def test_attached_engines(change: dict[str, tuple[int, object]], level: Level, w
     assert all(finding.fix for finding in findings if finding.level is not Level.OK)
 
 
-def test_unreachable_engine_and_missing_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreachable_engine_and_missing_key(tmp_path: Path) -> None:
     """Nobody listens; a key's variable is not set; a key's file is not there."""
-    (finding,) = check_engine(EngineConfig(name="a", url="http://127.0.0.1:1"))
+    (finding,) = check_engine(EngineConfig(name="a", url="http://127.0.0.1:1"), {})
     assert "cannot be reached" in finding.detail
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_env="NO_SUCH_KEY"))
-    assert "NO_SUCH_KEY is not set" in finding.detail
-    (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_file=tmp_path / "key"))
+    (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_env="NO_SUCH_KEY"), {})
+    assert "NO_SUCH_KEY, which is not set" in finding.detail
+    (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_file=tmp_path / "key"), {})
     assert "cannot be read" in finding.detail
+
+
+def test_keys_with_line_ends() -> None:
+    """One line end too many does no harm; a key that cannot be a header is refused without being shown."""
+    engine = Engine(GOOD)
+    try:
+        config = EngineConfig(name="a", url=engine.url, api_key_env="KEY")
+        assert set(levels(check_engine(config, {"KEY": "sk-hush\n"}))) == {Level.OK}
+        (finding,) = check_engine(config, {"KEY": "sk-hush\nsk-more"})
+    finally:
+        engine.close()
+    assert finding.level is Level.FAIL
+    assert "contains blanks, line breaks" in finding.detail
+    assert "hush" not in finding.detail + finding.fix
+
+
+@pytest.mark.parametrize("kind", ["zmq", "ipc", "silent", "other", "nobody"])
+def test_configured_event_addresses_are_tried(tmp_path: Path, kind: str) -> None:
+    """A publisher by TCP or socket file; something else that greets or hangs up; nobody. Each as `replay`."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher, socket.socket() as other:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        publisher.bind(f"ipc://{tmp_path}/kv")
+        other.bind(("127.0.0.1", 0))
+        address = {
+            "zmq": f"tcp://127.0.0.1:{port}",
+            "ipc": f"ipc://{tmp_path}/kv",
+            "nobody": "tcp://127.0.0.1:1",
+        }.get(kind, f"tcp://127.0.0.1:{other.getsockname()[1]}")
+        other.listen()
+        if kind in ("silent", "other"):
+            Thread(target=greet, args=(other, b"SSH-2.0" if kind == "other" else b"")).start()
+        engine = Engine(GOOD)
+        try:
+            config = EngineConfig(name="a", url=engine.url, events=f"tcp://127.0.0.1:{port}", replay=address)
+            findings = list(check_engine(config, {}))
+        finally:
+            engine.close()
+    failed = [finding.detail for finding in findings if finding.level is Level.FAIL]
+    assert len(failed) == (0 if kind in ("zmq", "ipc") else 1)
+    assert all(f"no KV events can come from {address}" in detail for detail in failed)
+
+
+def greet(listener: socket.socket, greeting: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(greeting)
 
 
 def test_command(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Checks of this machine: instructions, cores, memory, shared memory, ports, directories."""
 
+import errno
 import os
 import platform
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,11 +23,6 @@ _PROCESS_BYTES = 2 * 1024**3
 _SHM_PER_WORKER = 64 * 1024**2
 """vLLM's message rings and semaphores in /dev/shm."""
 _MIN_DISK = 2 * 1024**3
-
-
-def check_python() -> Finding:
-    """Anbar itself runs from 3.11 on; this can only tell of the interpreter that runs it."""
-    return ok("python", f"{platform.python_version()} at {sys.executable}")
 
 
 def check_cpu(machine: Machine, slots: Slots) -> Iterator[Finding]:
@@ -117,7 +112,7 @@ def _bind_problem(host: str, port: int) -> str | None:
         except PermissionError:
             return "ports below 1024 need privileges"
         except OSError as error:
-            return "it is taken" if error.errno == 98 else str(error.strerror)
+            return "it is taken" if error.errno == errno.EADDRINUSE else str(error.strerror)
     return None
 
 

@@ -2,7 +2,7 @@
 
 import http.client
 import json
-import os
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +10,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anbar.apps.doctor.finding import Finding, fail, ok, warn
+from anbar.apps.engine_key import engine_key
 from anbar.apps.interpreter import SUPPORTED_VLLM
 from anbar.config.models import EngineConfig
+from anbar.core.errors import ConfigError
 
 _TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 60.0
@@ -23,12 +25,15 @@ class _Reply:
     body: Any
 
 
-def check_engine(engine: EngineConfig) -> Iterator[Finding]:
-    """Health, version, models, KV events and usage details of an attached engine."""
+def check_engine(engine: EngineConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Health, version, models, KV events and usage details of an attached engine. `environ` may hold its
+    API key."""
     name = f"engine {engine.name}"
-    key, problem = _api_key(engine)
-    if problem is not None:
-        yield problem
+    try:
+        key = engine_key(engine, environ)
+    except ConfigError as error:
+        fix = "correct engines[].api_key_env or api_key_file, or what they name"
+        yield fail(name, str(error).removeprefix("engines: "), fix)
         return
     try:
         yield from _check(name, _Client(str(engine.url), key), engine)
@@ -73,12 +78,38 @@ def _events(name: str, client: "_Client", engine: EngineConfig) -> Finding:
         'start it with --kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
         '"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}\'; without, routing is by load'
     )
+    configured = [address for address in (engine.events, engine.replay) if address is not None]
+    for address in configured:
+        problem = _zmq_problem(address)
+        if problem is not None:
+            what = f"no KV events can come from {address}: {problem}; routing is by load until they do"
+            return fail(name, what, "correct engines[].events and replay; a firewall may be in between")
     if engine.events is not None:
-        return ok(name, f"KV events at {engine.events} (as configured; not tried)")
+        return ok(name, f"KV events at {' and '.join(configured)}")
     reply = client.get("/kv_event_sources")
     if reply.status != 200 or not reply.body:
         return warn(name, "it publishes no KV events", fix)
     return ok(name, "it names its KV events")
+
+
+def _zmq_problem(address: str) -> str | None:
+    """Why nothing that speaks ZMTP listens there: it greets whoever connects (RFC 23, "Greeting")."""
+    try:
+        with _connected(address) as connection:
+            greeting = connection.recv(1)
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return None if greeting == b"\xff" else "what listens there does not speak ZMTP"
+
+
+def _connected(address: str) -> socket.socket:
+    if address.startswith("ipc://"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_TIMEOUT_S)
+        connection.connect(address.removeprefix("ipc://"))
+        return connection
+    parts = urlsplit(address)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), _TIMEOUT_S)
 
 
 def _usage(name: str, client: "_Client", model: str) -> Finding:
@@ -95,23 +126,6 @@ def _usage(name: str, client: "_Client", model: str) -> Finding:
 def _list(body: object, key: str) -> list[Mapping[str, Any]]:
     found = body.get(key) if isinstance(body, Mapping) else None
     return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
-
-
-def _api_key(engine: EngineConfig) -> tuple[str | None, Finding | None]:
-    name = f"engine {engine.name}"
-    if engine.api_key_env is not None:
-        key = os.environ.get(engine.api_key_env)
-        if not key:
-            fix = f"export {engine.api_key_env}=…"
-            return None, fail(name, f"the environment variable {engine.api_key_env} is not set", fix)
-        return key, None
-    if engine.api_key_file is not None:
-        try:
-            return engine.api_key_file.read_text().strip(), None
-        except OSError as error:
-            fix = "correct engines[].api_key_file"
-            return None, fail(name, f"{engine.api_key_file} cannot be read: {error.strerror}", fix)
-    return None, None
 
 
 class _Client:

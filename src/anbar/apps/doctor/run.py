@@ -1,16 +1,18 @@
 """All checks of a configuration on this machine, in the order in which a user would meet the trouble."""
 
+import platform
+import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 from anbar.adapters.process.state import running
-from anbar.apps.doctor.finding import Finding, Level, fail, ok
+from anbar.apps.doctor.finding import Finding, fail, ok
 from anbar.apps.doctor.host import (
     check_cpu,
     check_directory,
     check_memory,
     check_ports,
-    check_python,
     check_shm,
     memory_need,
 )
@@ -27,7 +29,7 @@ from anbar.core.errors import AnbarError
 
 def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Look at everything; changes nothing. Network checks wait a few seconds at most."""
-    yield check_python()
+    yield ok("anbar", f"{version('anbar')} in Python {platform.python_version()} at {sys.executable}")
     yield check_directory("state_dir", config.state_dir, key="state_dir")
     if config.cache.mode is CacheMode.SHARED:
         store = store_settings(config.cache.store, config.state_dir)
@@ -40,7 +42,7 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
         yield from check_ports([("router", config.router.host, config.router.port)])
     for engine in config.engines:
         if engine.url is not None:
-            yield from check_engine(engine)
+            yield from check_engine(engine, environ)
 
 
 def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -89,11 +91,6 @@ def check_slots(
     yield check_memory(machine, need)
     yield check_shm(machine, config, slots)
     yield from check_ports([(slot.id, "127.0.0.1", slot.port) for group in slots.values() for slot in group])
-
-
-def failures(findings: Iterator[Finding]) -> list[Finding]:
-    """Those that stand in the way."""
-    return [finding for finding in findings if finding.level is Level.FAIL]
 
 
 def _model_place(model: str, environ: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,15 +95,21 @@ def _run_script(interpreter: Interpreter, source: Path, made: Path, report: Repo
             text=True,
             env={**os.environ, **offline},
         )
+        late = threading.Timer(_UNPACK_TIMEOUT_S, process.kill)  # reading its output has no deadline
+        late.start()
         try:
             assert process.stdout is not None
             with process.stdout as output:
                 for line in output:
                     report(f"{DEFAULT_MODEL}: {line.strip()}")
-            status = process.wait(timeout=_UNPACK_TIMEOUT_S)
+            status = process.wait()
         finally:
+            in_time = late.is_alive()
+            late.cancel()
             process.kill()
             process.wait()
+        if not in_time:
+            raise StackError(f"{source} was not unpacked by {interpreter.path} in {_UNPACK_TIMEOUT_S:g} s")
         if status != 0:
             errors.seek(0)
             tail = "\n  ".join(errors.read().splitlines()[-5:])

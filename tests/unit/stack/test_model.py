@@ -11,6 +11,7 @@ from anbar.config.models import DEFAULT_MODEL
 from anbar.core.errors import StackError
 
 UNPACKS = '#!/bin/sh\necho "reading the weights"\necho x > "$4/config.json"\necho $$ >> "{log}"\n'
+HANGS = "#!/bin/sh\nexec sleep 30\n"
 FAILS = '#!/bin/sh\necho x > "$4/config.json"\necho "ValueError: not a model" >&2\nexit 3\n'
 
 
@@ -54,6 +55,15 @@ def test_failure_leaves_the_old_one(tmp_path: Path) -> None:
     root = tmp_path / "models"
     with pytest.raises(StackError, match=r"could not be unpacked by .*\n.*ValueError: not a model"):
         ensure_default(interpreter(tmp_path, FAILS), root, lambda text: None)
+    assert [item.name for item in root.iterdir() if item.is_dir()] == []
+
+
+def test_unpacking_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its output open and does not end: it is killed at the limit, and the error says so."""
+    monkeypatch.setattr("anbar.apps.model._UNPACK_TIMEOUT_S", 0.3)
+    root = tmp_path / "models"
+    with pytest.raises(StackError, match=r"was not unpacked by .* in 0.3 s"):
+        ensure_default(interpreter(tmp_path, HANGS), root, lambda text: None)
     assert [item.name for item in root.iterdir() if item.is_dir()] == []
 
 

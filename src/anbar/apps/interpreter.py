@@ -109,18 +109,19 @@ def inspect(path: Path, origin: str) -> Interpreter:
     )
 
 
-def complaint(interpreter: Interpreter, *, needs_plugin: bool) -> str | None:
+def complaint(interpreter: Interpreter, *, needs_plugin: bool, on_gpu: bool) -> str | None:
     """Why engines cannot be launched with it, with the command that helps; None when they can.
 
-    `needs_plugin`: Anbar's own code runs inside the engine (cache shared, or offload on a cpu).
+    `needs_plugin`: Anbar's own code runs inside the engine (cache shared, or offload on a cpu). `on_gpu`: the
+    machine has one, so vLLM's usual build is meant and not the one for cpus.
     """
     path, where = interpreter.path, f"{interpreter.path} ({interpreter.origin})"
     if interpreter.vllm is None:
-        return f"there is no vLLM in {where}; fix: {path} -m pip install 'vllm=={SUPPORTED_VLLM}.*'"
+        return f"there is no vLLM in {where}; fix: {_vllm_fix(path, on_gpu)}"
     if not interpreter.vllm.startswith(f"{SUPPORTED_VLLM}."):
         return (
             f"vLLM {interpreter.vllm} in {where} is not supported, only {SUPPORTED_VLLM}.*; "
-            f"fix: {path} -m pip install 'vllm=={SUPPORTED_VLLM}.*'"
+            f"fix: {_vllm_fix(path, on_gpu)}"
         )
     if not needs_plugin:
         return None
@@ -137,3 +138,12 @@ def complaint(interpreter: Interpreter, *, needs_plugin: bool) -> str | None:
         names = " ".join(interpreter.missing)
         return f"Anbar's plugin needs {names} in {where}; fix: {path} -m pip install {names}"
     return None
+
+
+def _vllm_fix(path: Path, on_gpu: bool) -> str:
+    if on_gpu:
+        return f"{path} -m pip install 'vllm=={SUPPORTED_VLLM}.*'"
+    root = checkout()
+    if root is not None:
+        return f"make -C {root} install-engine, with {PYTHON_VARIABLE} not set"
+    return f"{path} -m pip install 'anbar[engine]=={version('anbar')}'"

@@ -21,7 +21,7 @@ def test_good_interpreter(tmp_path: Path) -> None:
     """A CPU build of the right version with anbar in it."""
     found = inspect(fake_python(tmp_path), "test")
     assert (found.vllm, found.cpu_build, found.anbar, found.missing) == ("0.32.0", True, "0.1.0", ())
-    assert complaint(found, needs_plugin=True) is None
+    assert complaint(found, needs_plugin=True, on_gpu=False) is None
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,25 @@ def test_unfit_interpreters(
 ) -> None:
     """Each defect has its message with the exact command."""
     found = inspect(fake_python(tmp_path, vllm=vllm, anbar=anbar), "test")
-    text = complaint(found, needs_plugin=needs_plugin)
+    text = complaint(found, needs_plugin=needs_plugin, on_gpu=True)
     assert text is not None
     with pytest.raises(StackError, match=words):
         raise StackError(text)
 
 
+def test_fix_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    """vLLM's usual build would be of no use there: the checkout's own environment is what helps."""
+    found = inspect(fake_python(tmp_path, vllm=None, anbar=None), "test")
+    text = complaint(found, needs_plugin=False, on_gpu=False)
+    assert text is not None
+    assert "install-engine" in text
+    assert "pip install" not in text
+
+
 def test_anbar_is_not_needed_for_stock_offload(tmp_path: Path) -> None:
     """native on a GPU runs no Anbar code in the engine."""
     found = inspect(fake_python(tmp_path, anbar=None), "test")
-    assert complaint(found, needs_plugin=False) is None
+    assert complaint(found, needs_plugin=False, on_gpu=True) is None
 
 
 @pytest.mark.parametrize("kind", ["missing", "not executable", "not a Python", "directory"])

@@ -71,7 +71,7 @@ def check_slots(
 ) -> Iterator[Finding]:
     """Checks of what is about to be launched: also what `anbar up` does before it starts anything."""
     plugin = any(needs_plugin(config.cache, slot.device) for group in slots.values() for slot in group)
-    problem = complaint(interpreter, needs_plugin=plugin)
+    problem = complaint(interpreter, needs_plugin=plugin, on_gpu=bool(machine.gpus))
     if problem is not None:
         what, _, fix = problem.partition("; fix: ")
         yield fail("vLLM", what, fix)

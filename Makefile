@@ -12,6 +12,7 @@ ENGINE := .venv-engine/bin
 PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
 .PHONY: help up test test-engine check unit integration e2e bench clean distclean install install-router install-engine model
 
 help: ## what can be made
@@ -23,24 +24,30 @@ up: install ## install what is missing, then run the whole stack until Ctrl-C
 test: install check unit model integration e2e ## everything that must hold: checks, unit, integration, real vLLM
 
 test-engine: install model ## the slower tests on real vLLM
-	$(PYTEST) tests/engine --timeout 900
+	@echo "== tests on real vLLM, minutes"
+	@$(PYTEST) tests/engine --timeout 900 -v
 
 check: install-router ## format, lint, types, layers, sizes, pins
-	@$(VENV)/ruff format --check src tests scripts benchmarks $(wildcard benchmarks)
-	@$(VENV)/ruff check src tests scripts $(wildcard benchmarks)
+	@echo "== checks"
+	@$(VENV)/ruff format --check src tests scripts benchmarks
+	@$(VENV)/ruff check src tests scripts benchmarks
+	@echo "mypy (the first time a minute)"
 	@$(VENV)/mypy
 	@$(VENV)/lint-imports
 	@$(VENV)/python scripts/size_gate.py
 	@$(VENV)/python scripts/check_requirements.py
 
 unit: install-router ## unit tests
-	$(PYTEST) tests/unit -n $(JOBS)
+	@echo "== unit tests"
+	@$(PYTEST) tests/unit -n $(JOBS)
 
 integration: install-router ## router and stack against fake engines
-	$(PYTEST) tests/integration -n $(JOBS)
+	@echo "== integration tests, about two minutes"
+	@$(PYTEST) tests/integration -n $(JOBS)
 
 e2e: install model ## the main job on real vLLM
-	$(PYTEST) tests/e2e --timeout 600
+	@echo "== end-to-end tests on real vLLM, minutes"
+	@$(PYTEST) tests/e2e --timeout 600 -v
 
 bench: install model ## make bench NAME=main-job: prints a table, writes benchmarks/results/NAME.json
 	$(VENV)/python -m benchmarks.$(subst -,_,$(NAME))
@@ -58,9 +65,10 @@ model: install ## unpack the small model
 	@$(VENV)/anbar model >/dev/null
 
 clean: ## remove caches and what runs left; environments and the model stay
+	@if $(VENV)/anbar status --set state_dir=.anbar >/dev/null 2>&1; then echo "a stack runs here; first: $(VENV)/anbar down"; exit 1; fi
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf .anbar/logs .anbar/run .anbar/store
+	rm -rf .anbar/logs .anbar/store # not .anbar/run: a killed stack is cleaned up by what it notes
 
 distclean: clean ## clean, and remove environments and the model too
 	rm -rf .venv .venv-engine .anbar

@@ -32,6 +32,12 @@ def main() -> int:
         engine = pins["engine"].get(name)
         if engine is not None and engine not in need.specifier:
             problems.append(f"engine.txt pins {name}=={engine}, pyproject.toml wants {need.specifier}")
+    for need in map(Requirement, project["optional-dependencies"]["engine"]):
+        engine = pins["engine"].get(canonicalize_name(need.name))
+        if engine is None or engine not in need.specifier:
+            problems.append(
+                f"engine.txt pins {need.name}=={engine}, the extra `engine` wants {need.specifier}"
+            )
     problems += [f"engine.txt does not pin {name}" for name in PLUGIN_NEEDS if name not in pins["engine"]]
     both = pins["base"].keys() & pins["dev"].keys()
     problems += [f"{name} is pinned in base.txt and in dev.txt" for name in sorted(both)]

@@ -206,7 +206,7 @@ class EngineConfig(_Model):
 
     events: ZmqUrl | None = None
     """Where the engine publishes KV events. null: asked from the engine; if it has none, the router goes by
-    load and by what it sent before."""
+    load alone."""
 
     replay: ZmqUrl | None = None
     """Where the engine replays KV events after a gap. null: asked from the engine."""
@@ -280,10 +280,11 @@ class RouterConfig(_Model):
     prefill in a long queue is slow, not dead."""
 
     idle_timeout_s: Seconds = 120.0
-    """Seconds without a byte, in the middle of an answer or of a request body, before it counts as broken."""
+    """Seconds without a byte in the middle of an answer before it counts as broken. Also what a request body
+    may take, with another second for each KiB that has arrived."""
 
     health_interval_s: Seconds = 1.0
-    """Seconds between two looks at each engine's health and metrics."""
+    """Seconds between two looks at each engine's health."""
 
     drain_timeout_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
     """Seconds that running answers get to finish after SIGTERM."""

@@ -9,6 +9,7 @@ from typing import Any
 from anbar.adapters.process.guarded import ChildSpec
 from anbar.apps.stack.part import PartSpec
 from anbar.apps.stack.placement import Slots, launched_entries, region_file
+from anbar.config.load import ENVIRONMENT
 from anbar.config.models import AnbarConfig, CacheMode, LaunchConfig, Restart
 from anbar.config.render import EngineSlot, engine_command, router_config, store_settings
 
@@ -32,7 +33,7 @@ class StackPlan:
 
     @property
     def router_yaml(self) -> Path:
-        return self.state_dir / "router.yaml"
+        return _router_yaml(self.state_dir)
 
 
 def plan_stack(
@@ -62,6 +63,10 @@ def plan_stack(
     )
 
 
+def _router_yaml(state_dir: Path) -> Path:
+    return state_dir / "router.yaml"
+
+
 def endpoint_of(config: AnbarConfig) -> str:
     """Where a client on this machine reaches the router."""
     host = config.router.host
@@ -82,13 +87,10 @@ def _engine_part(config: AnbarConfig, launch: LaunchConfig, slot: EngineSlot, ch
 
 
 def _router_part(config: AnbarConfig, environ: Mapping[str, str]) -> PartSpec:
-    file = config.state_dir / "router.yaml"
+    file = _router_yaml(config.state_dir)
     argv = (sys.executable, "-m", "anbar.cli.main", "router", "--config", str(file))
     # The file says it all: variables that override it were applied when it was written.
-    env = {
-        key: value for key, value in environ.items() if not key.startswith(("ANBAR_ROUTER_", "ANBAR_STATE"))
-    }
-    env.pop("ANBAR_CACHE_MODE", None)
+    env = {key: value for key, value in environ.items() if key not in ENVIRONMENT}
     child = _child(config, "router", argv, env, config.router.drain_timeout_s + _ROUTER_MARGIN_S)
     return PartSpec("router", child, endpoint_of(config), "/ready", _ROUTER_READY_S, Restart.ON_FAILURE)
 

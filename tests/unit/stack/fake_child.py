@@ -4,9 +4,11 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
 
 
 class Health(BaseHTTPRequestHandler):
@@ -24,6 +26,7 @@ def main() -> None:
     parser.add_argument("--children", type=int, default=0)
     parser.add_argument("--own-session", action="store_true", help="children leave the session")
     parser.add_argument("--shm", action="store_true")
+    parser.add_argument("--litter", action="store_true", help="temporary files that stay")
     parser.add_argument("--exit-code", type=int)
     parser.add_argument("--die-once", help="a file: exit 3 if it does not exist, after creating it")
     parser.add_argument("--delay-s", type=float, default=0.0)
@@ -38,6 +41,10 @@ def main() -> None:
             os._exit(0)
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if options.litter:
+        place = Path(tempfile.gettempdir())
+        (place / f"vllm_dist_{os.getpid()}").write_text("as vLLM leaves behind")
+        (place / "torchinductor").mkdir(exist_ok=True)
     if options.shm:
         segment = shared_memory.SharedMemory(create=True, size=4096)
         resource_tracker.unregister(segment._name, "shared_memory")

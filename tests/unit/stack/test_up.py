@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -167,6 +168,22 @@ def test_life_of_a_stack(place: Place) -> None:
     run.process.send_signal(signal.SIGINT)
     assert run.ended() == 0
     assert "nothing is left running" in run.text()
+    place.assert_nothing_left()
+
+
+def test_temporary_files_and_shared_memory_go(place: Place) -> None:
+    """Engines leave temporary files and memory in /dev/shm; after Ctrl-C neither is there."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as root:
+        run = place.up(TMPDIR=root, FAKE_WORKER="--shm --litter").ready()
+        logs = [place.state_dir / "logs" / f"a-{index}.log" for index in range(2)]
+        run.until(lambda: all("shm " in log.read_text() for log in logs))
+        segments = [proc.SHM / log.read_text().split("shm ")[1].split()[0] for log in logs]
+        assert len(list(Path(root).rglob("vllm_dist_*"))) == 2
+        assert all(segment.exists() for segment in segments)
+        run.process.send_signal(signal.SIGINT)
+        assert run.ended() == 0
+        assert list(Path(root).iterdir()) == []
+        assert not any(segment.exists() for segment in segments)
     place.assert_nothing_left()
 
 

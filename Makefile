@@ -16,7 +16,7 @@ PYTEST := $(VENV)/python -m pytest
 .PHONY: help up test test-engine check unit integration e2e bench clean distclean install install-router install-engine model
 
 help: ## what can be made
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
 
 up: install ## install what is missing, then run the whole stack until Ctrl-C
 	@exec $(VENV)/anbar up $(if $(CONFIG),--config $(CONFIG))
@@ -33,7 +33,7 @@ check: install-router ## format, lint, types, layers, sizes, pins
 	@$(VENV)/ruff check src tests scripts benchmarks
 	@echo "mypy (the first time a minute)"
 	@$(VENV)/mypy
-	@$(VENV)/lint-imports
+	@$(VENV)/lint-imports --no-logo
 	@$(VENV)/python scripts/size_gate.py
 	@$(VENV)/python scripts/check_requirements.py
 
@@ -64,11 +64,12 @@ install-engine:
 model: install ## unpack the small model
 	@$(VENV)/anbar model >/dev/null
 
+# .anbar/run stays: by what is noted there, the next `anbar up` removes the remains of a killed stack.
 clean: ## remove caches and what runs left; environments and the model stay
 	@if $(VENV)/anbar status --set state_dir=.anbar >/dev/null 2>&1; then echo "a stack runs here; first: $(VENV)/anbar down"; exit 1; fi
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf .anbar/logs .anbar/store # not .anbar/run: a killed stack is cleaned up by what it notes
+	rm -rf .anbar/logs .anbar/store
 
 distclean: clean ## clean, and remove environments and the model too
 	rm -rf .venv .venv-engine .anbar

@@ -2,11 +2,12 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.adapters.http.limits import ServerLimits
-from anbar.adapters.http.reader import Phase, RequestReader
+from anbar.adapters.http.reader import Incoming, Phase, RequestReader
 
 LIMITS = ServerLimits(max_body_bytes=10_000)
 STREAM = (
@@ -68,3 +69,53 @@ def test_header_names_are_lower_case_and_values_stripped() -> None:
     request = incoming.request(peer_is_local=True)
     assert request.header(b"x-a") in (b"b", b"b ")
     assert request.path == b"/v1/x"
+
+
+def only(data: bytes) -> tuple[Incoming, RequestReader]:
+    reader = RequestReader(LIMITS)
+    reader.feed(data)
+    incoming = reader.pop()
+    assert incoming is not None
+    return incoming, reader
+
+
+def test_trailers_are_no_headers() -> None:
+    """Headers behind a chunked body: they were not there when the head was judged, and are dropped."""
+    head = b"POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n"
+    incoming, reader = only(head + b"Host: evil\r\nAuthorization: z\r\n\r\n")
+    assert incoming.headers == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
+    assert reader.refusal is None
+
+
+def test_trailer_without_end_is_limited() -> None:
+    """A trailer line that never ends is refused; a body in chunks of one byte is not taken for one."""
+    reader = RequestReader(LIMITS)
+    reader.feed(b"POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(9_000):
+        for piece in (b"1;extension\r\n", b"x\r\n"):
+            reader.feed(piece)
+    assert reader.refusal is None
+    reader.feed(b"0\r\nx: ")
+    for _ in range(100):
+        reader.feed(b"y" * 1000)
+    assert reader.refusal is not None
+    assert reader.refusal.status == 431
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "keep_alive"),
+    [
+        (b"1.1", b"upgrade", True),
+        (b"1.1", b"close, upgrade", False),
+        (b"1.0", b"upgrade", False),
+    ],
+)
+def test_ignored_upgrade_changes_nothing_else(version: bytes, connection: bytes, keep_alive: bool) -> None:
+    """An offer to upgrade is dropped, and nothing with it: neither `close` nor the version."""
+    incoming, _ = only(
+        b"POST /u HTTP/%b\r\nhost: a\r\nupgrade: h2c\r\nconnection: %b\r\ncontent-length: 2\r\n\r\nok"
+        % (version, connection)
+    )
+    assert (incoming.keep_alive, incoming.http_1_0) == (keep_alive, version == b"1.0")
+    assert incoming.request(peer_is_local=False).body == b"ok"
+    assert incoming.request(peer_is_local=False).header(b"upgrade") is None

@@ -1,6 +1,7 @@
 """The HTTP server over real loopback sockets: framing, limits, slow and rude clients, backpressure, drain."""
 
 import asyncio
+import http.client
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,17 +45,38 @@ async def test_pipelined_request_waits_for_the_answer_before_it() -> None:
         assert [e.request.target for e in held] == [b"/", b"/2"]
 
 
-async def test_pipelined_flood_is_not_buffered() -> None:
-    """A client pipelines 14 MB behind a request that is not answered: the server stops reading."""
+async def test_pipelined_flood_is_neither_buffered_nor_blinding() -> None:
+    """A client pipelines 14 MB behind a request that is not answered, and leaves: the server holds little of
+    it, and sees it leave."""
+    gone = asyncio.Event()
+
+    def hold(exchange: Exchange) -> None:
+        exchange.on_gone = gone.set
+
+    async with serving(hold) as (server, port):
+        async with connected(port) as client:
+            await client.send(GET)
+            await client.send(GET * 500_000)
+            (connection,) = server.connections
+            assert len(connection._reader.ready) < 20_000
+        await asyncio.wait_for(gone.wait(), 1)
+
+
+async def test_what_is_pipelined_beyond_the_limit_is_refused_in_its_turn() -> None:
+    """Three requests, the third larger than may wait behind an answer: two answers, then 413 and the end."""
     held: list[Exchange] = []
-    async with serving(held.append) as (server, port), connected(port) as client:
+    large = b"POST /3 HTTP/1.1\r\nhost: a\r\ncontent-length: 50000\r\n\r\n" + b"x" * 5000
+    limits = replace(LIMITS, pipelined_bytes=4000)
+    async with serving(held.append, limits) as (_, port), connected(port) as client:
         await client.send(GET)
-        client.writer.write(GET * 500_000)
-        await asyncio.sleep(0.2)
-        (connection,) = server.connections
-        waiting = connection._reader.ready
-        assert len(waiting) * len(GET) < 1_000_000
-        assert client.writer.transport.get_write_buffer_size() > 0
+        await asyncio.sleep(0.02)
+        await client.send(GET + large)
+        await asyncio.sleep(0.02)
+        for each in (0, 1):
+            held[each].answer(json_answer(200, each))
+        text = await client.rest()
+    assert text.count(b"HTTP/1.1 200 ") == len(held) == 2
+    assert text.count(b"HTTP/1.1 413 ") == 1
 
 
 async def test_chunked_request_body_is_put_together() -> None:
@@ -167,8 +189,8 @@ async def test_header_without_end_is_limited_while_it_arrives() -> None:
 
 
 async def test_body_without_declared_length_is_refused_as_soon_as_it_is_too_long() -> None:
-    """A chunked body of 50 MB: 413 after the limit; what the server took in is bounded."""
-    async with serving(echo) as (_, port), connected(port) as client:
+    """A chunked body of 50 MB: 413 after the limit; what the server reads of it is bounded."""
+    async with serving(echo, replace(LIMITS, linger_bytes=1_000_000)) as (_, port), connected(port) as client:
         await client.send(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         sent = 0
@@ -181,12 +203,18 @@ async def test_body_without_declared_length_is_refused_as_soon_as_it_is_too_long
 
 
 async def test_declared_50_mb_body_gets_413_which_the_client_can_read() -> None:
-    """A client that sends a 50 MB body at once can read the 413 before the connection ends."""
-    async with serving(echo) as (_, port), connected(port) as client:
-        client.writer.write(
-            b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 52428800\r\n\r\n" + b"x" * 3_000_000
-        )
-        assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+    """Python's own HTTP client, which reads nothing before it has sent all of its 50 MB, gets its 413."""
+
+    def ask(port: int) -> int:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            client.request("POST", "/", b"x" * 52_428_800)
+            return client.getresponse().status
+        finally:
+            client.close()
+
+    async with serving(echo, replace(LIMITS, linger_s=1.0)) as (_, port):
+        assert await asyncio.to_thread(ask, port) == 413
 
 
 @pytest.mark.parametrize(

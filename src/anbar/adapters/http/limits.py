@@ -37,14 +37,16 @@ class ServerLimits:
     high_water_bytes: int = 64 * 1024
     """Unsent bytes per client above which the engine's side is not read."""
 
-    pipelined_bytes: int = 64 * 1024
-    """Unserved requests (heads and bodies) behind the current one above which the client is not read."""
+    pipelined_bytes: int = 1024**2
+    """Unserved requests (heads and bodies) behind the current one; what comes beyond is discarded, and 413 is
+    the last answer."""
 
     linger_s: float = 1.0
     """How long input is discarded after a refusal, so that the client can read the answer."""
 
-    linger_bytes: int = 1024**2
-    """How much input is discarded after a refusal at most."""
+    linger_bytes: int = 64 * 1024**2
+    """How much input is discarded after a refusal at most: what a client can send within `linger_s`, or it
+    would meet a reset while it still sends, and never read the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from anbar.core.errors import RequestError
 HTTP2_PREFACE = b"PRI * HTTP/2"
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"connection", b"http2-settings"))
 
+_OBJECT_BYTES = 1024
+"""What a request takes beside its bytes: a thousand tiny ones are a megabyte."""
+
 
 class Phase(Enum):
     """What the reader waits for."""
@@ -43,7 +46,8 @@ class Incoming:
         self.target = b""
         self.headers: list[Header] = []
         self.head_bytes = 0
-        """Bytes that came without completing the head: a line that never ends is no header yet."""
+        """Bytes that came without completing the head, or since the last of the body: a line that never ends
+        is no header yet, and no trailer."""
         self.header_bytes = 0
         self.body: list[bytes] = []
         self.num_body_bytes = 0
@@ -51,6 +55,11 @@ class Incoming:
         self.keep_alive = False
         self.http_1_0 = False
         self.expects_continue = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the request takes, roughly."""
+        return _OBJECT_BYTES + len(self.target) + self.header_bytes + self.num_body_bytes
 
     def request(self, peer_is_local: bool) -> Request:
         """The complete request as a frozen value."""
@@ -82,20 +91,23 @@ class RequestReader:
             return Phase.IDLE
         return Phase.BODY if self.current.in_body else Phase.HEAD
 
-    @property
-    def is_full(self) -> bool:
-        """More waits here than should: stop reading from the client for now."""
+    def refuse_flood(self) -> None:
+        """Call while an answer is awaited: refuse what comes when more waits behind it than should. Reading
+        goes on, since a client that is not read is not seen leaving."""
         num_bytes = self._pipelined_bytes
         if self.current is not None:
-            num_bytes += self.current.header_bytes + self.current.num_body_bytes
-        return num_bytes > self._limits.pipelined_bytes
+            num_bytes += self.current.num_bytes
+        limit = self._limits.pipelined_bytes
+        if num_bytes > limit and self.refusal is None:
+            self.refusal = RequestError(f"More than {limit} bytes came ahead of an answer.", status=413)
+            self.current = None
 
     def pop(self) -> Incoming | None:
         """The next complete request, if there is one."""
         if not self.ready:
             return None
         incoming = self.ready.popleft()
-        self._pipelined_bytes -= incoming.header_bytes + incoming.num_body_bytes
+        self._pipelined_bytes -= incoming.num_bytes
         return incoming
 
     def feed(self, data: bytes) -> None:
@@ -108,10 +120,14 @@ class RequestReader:
                 self.refusal = RequestError("HTTP/2 is not spoken here; use HTTP/1.1.", status=505)
                 return
         before = self.current
+        num_body_bytes = before.num_body_bytes if before is not None else 0
         try:
             self._parser.feed_data(data)
-            if before is not None and before is self.current and not before.in_body:
-                self._count_head(before, len(data))
+            if before is not None and before is self.current:
+                if before.num_body_bytes > num_body_bytes:
+                    before.head_bytes = 0
+                else:
+                    self._count_head(before, len(data))
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
@@ -127,7 +143,11 @@ class RequestReader:
             self.refusal = RequestError("CONNECT is not supported.", status=405)
             return
         kept = [header for header in incoming.headers if header[0] not in _UPGRADE_HEADERS]
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (incoming.method, incoming.target, render_headers(kept))
+        if not incoming.keep_alive:
+            kept.append((b"connection", b"close"))
+        version = b"1.0" if incoming.http_1_0 else b"1.1"
+        line = b"%b %b HTTP/%b\r\n" % (incoming.method, incoming.target, version)
+        head = b"%b%b\r\n" % (line, render_headers(kept))
         self._parser = httptools.HttpRequestParser(self)
         self.feed(head + rest)
 
@@ -144,8 +164,10 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         incoming = self._incoming()
-        incoming.headers.append((name.lower(), value))
         incoming.header_bytes += len(name) + len(value) + 4
+        # Trailers may be discarded (RFC 9110, 6.5.1) and must not pass for headers, which were checked.
+        if not incoming.in_body:
+            incoming.headers.append((name.lower(), value))
         if incoming.header_bytes > self._limits.max_header_bytes:
             self._refuse(f"The headers are longer than {self._limits.max_header_bytes} bytes.", 431)
         if len(incoming.headers) > self._limits.max_headers:
@@ -179,7 +201,7 @@ class RequestReader:
         self.current = None
         if not incoming.keep_alive:
             self._finished = True
-        self._pipelined_bytes += incoming.header_bytes + incoming.num_body_bytes
+        self._pipelined_bytes += incoming.num_bytes
         self.ready.append(incoming)
 
     def _incoming(self) -> Incoming:

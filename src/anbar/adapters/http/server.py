@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
     def finished(self, closing: bool) -> None:
         """The answer is complete: serve the next request, or close."""
         self._exchange = None
-        if closing and self._reader.refusal is None:
+        if closing:
             self._close()
         else:
             self._advance()
@@ -214,8 +214,8 @@ class Connection(asyncio.Protocol):
         self._reader.feed(data)
         if self._exchange is None:
             self._advance()
-        elif self._reader.is_full and self._transport is not None:
-            self._transport.pause_reading()
+        else:
+            self._reader.refuse_flood()
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -260,9 +260,6 @@ class Connection(asyncio.Protocol):
         if self._reader.refusal is not None:
             self._refuse(self._reader.refusal)
             return
-        transport = self._transport
-        if transport is not None and not transport.is_reading():
-            transport.resume_reading()
         phase = self._reader.phase
         if phase is Phase.BODY:
             self._wait_for_body()
@@ -300,8 +297,6 @@ class Connection(asyncio.Protocol):
         self._lingering = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        if not self._transport.is_reading():
-            self._transport.resume_reading()
         self._deadline.set(self._limits.linger_s)
 
     def _close(self) -> None:

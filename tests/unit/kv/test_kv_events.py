@@ -26,6 +26,7 @@ class Recorder:
     told: list[tuple[object, ...]] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)
     num_failures: int = 0
+    errors: list[Exception] = field(default_factory=list)
 
     def on_batch(self, engine: EngineId, batch: KvBatch) -> None:
         assert engine == ENGINE
@@ -44,6 +45,9 @@ class Recorder:
 
     def on_gap(self, engine: EngineId, first: int, last: int) -> None:
         self.told.append(("gap", first, last))
+
+    def on_error(self, engine: EngineId, error: Exception) -> None:
+        self.errors.append(error)
 
     def kinds(self) -> list[object]:
         return [entry[0] for entry in self.told]
@@ -298,13 +302,14 @@ async def test_malformed_messages_do_not_stop_the_stream(tmp_path: Path) -> None
 
 
 async def test_a_failing_sink_gets_the_stream_from_the_beginning(tmp_path: Path) -> None:
-    """A defect in the sink ends the session, not the subscription: all is said again after a restart."""
+    """A defect in the sink ends the session, not the subscription: it is told, and all is said again."""
     sink = Recorder(num_failures=1)
     async with Publisher(tmp_path) as publisher:
         await publisher.publish(0, 1, 2)
         async with subscriber(tmp_path, sink) as stream:
             await until(lambda: sink.tags == [0, 1, 2])
             assert stream.status.num_errors == 1
+    assert [str(error) for error in sink.errors] == ["a defect in a sink"]
 
 
 async def test_stop_is_clean_and_repeatable(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Pages:
 
     def __init__(self, pages: Mapping[str, object] = PAGES) -> None:
         self.pages = dict(pages)
+        self.metrics = METRICS
         self.status = b"200 OK"
         self.hang = False
 
@@ -46,7 +47,7 @@ class Pages:
             body, status = b'{"choices":[]}', b"200 OK"
             await asyncio.sleep(0.1)
         elif path == "/metrics":
-            body, status = METRICS, self.status
+            body, status = self.metrics, self.status
         else:
             found = self.pages.get(path)
             body = json.dumps(found).encode()
@@ -138,6 +139,55 @@ async def test_engine_that_dies_and_comes_back() -> None:
         assert "no connection" in router.fleet["e0"].health.reason
         await stack.enter_async_context(scripted(Pages().script, engine.port))
         await becomes(router, EngineState.READY)
+
+
+@pytest.mark.parametrize(
+    ("pages", "metrics", "follows"),
+    [
+        ({"/kv_event_sources": {}}, METRICS, False),
+        ({}, METRICS.replace(b"True", b"False"), False),
+        ({}, METRICS.replace(b"16", b"32"), True),
+    ],
+    ids=["no events", "no prefix cache", "other blocks"],
+)
+async def test_engine_that_comes_back_another(
+    tmp_path: Path, pages: Mapping[str, object], metrics: bytes, follows: bool
+) -> None:
+    """What the engine published before is followed no longer once it is ready again and publishes nothing,
+    or has no cache; one with other blocks is followed from the beginning."""
+    source = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"ipc://{tmp_path}/events"}
+    served = Pages({**PAGES, "/kv_event_sources": {"0": source}})
+    async with scripted(served.script) as end, running(configured(end.port)) as (router, _):
+        engine = router.fleet["e0"]
+        await becomes(router, EngineState.READY)
+        assert engine.kv.address == source["endpoint"]
+        before = engine.kv.status
+        served.status = b"500 Broken"
+        await becomes(router, EngineState.UNHEALTHY)
+        served.pages.update(pages)
+        served.metrics = metrics
+        served.status = b"200 OK"
+        await becomes(router, EngineState.READY)
+        assert engine.kv.address == (source["endpoint"] if follows else "")
+        assert engine.kv.status is not before
+        assert (engine.degraded() == "kv_events_incomplete") is follows
+
+
+async def test_events_that_cannot_be_taken_in_are_told() -> None:
+    """A defect while an engine's events are taken in is in the log and in the metrics; what its stream has
+    seen of trouble is in /admin/engines."""
+    sink = io.BytesIO()
+    router = Router(configured(free_port()), {}, sink)
+    port = await router.start()
+    engine = router.fleet["e0"]
+    router._feed.on_error(engine.id, KeyError("hash"))
+    engine.kv.status.num_errors, engine.kv.status.num_malformed = 1, 2
+    (described,) = (await get(port, "/admin/engines"))[1]["engines"]
+    metrics = (await get(port, "/metrics"))[1]
+    await router.stop()
+    assert (described["kv_events"]["errors"], described["kv_events"]["malformed"]) == (1, 2)
+    assert b'anbar_router_defects_total{error="KeyError",where="kv"} 1.0' in metrics
+    assert b'"where":"kv","error":"KeyError"' in sink.getvalue()
 
 
 async def test_hanging_engine_delays_no_other_probe() -> None:

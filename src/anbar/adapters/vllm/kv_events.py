@@ -66,6 +66,10 @@ class KvSink(Protocol):
         it believes of the engine's own tiers; what follows is true, but not the whole truth."""
         ...
 
+    def on_error(self, engine: EngineId, error: Exception) -> None:
+        """A session ended with an error nobody expected, a defect; a new one begins after a pause."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriberTiming:
@@ -172,8 +176,9 @@ class KvSubscriber:
             before = self.status.num_batches
             try:
                 await self._session()
-            except Exception:  # noqa: BLE001 the supervisor of the stream
+            except Exception as error:  # noqa: BLE001 the supervisor of the stream
                 self.status.num_errors += 1
+                self._sink.on_error(self._engine, error)
             self._begin_anew()
             if self.status.num_batches > before:
                 pause_s = self._timing.backoff_s

@@ -9,6 +9,7 @@ from anbar.adapters.http.message import Answer, error_answer, json_answer
 from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.failures import internal
 from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.core.errors import RequestError
@@ -74,9 +75,7 @@ class Endpoints:
             answer = error_answer(error)
         except Exception as error:  # noqa: BLE001 - the supervisor of a cold endpoint
             self._parts.emit(SupervisorCaught("endpoint", type(error).__name__))
-            answer = error_answer(
-                RequestError("The router failed.", status=500, kind="server_error", code="internal_error")
-            )
+            answer = internal(())
         ids = id_headers(request_id(request))
         exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
 
@@ -156,5 +155,10 @@ def _describe(engine: Engine) -> dict[str, object]:
             "lag_s": round(kv.lag_s, 6),
             "gaps": kv.status.num_gaps,
             "restarts": kv.status.num_restarts,
+            "lost": kv.status.num_lost,
+            "malformed": kv.status.num_malformed,
+            "replays": kv.status.num_replays,
+            "failed_replays": kv.status.num_failed_replays,
+            "errors": kv.status.num_errors,
         },
     }

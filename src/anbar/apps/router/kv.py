@@ -7,7 +7,7 @@ from anbar.apps.router.engine import Engine, Fleet, KvFollowing
 from anbar.core.clock import Clock
 from anbar.core.events import KvBatch
 from anbar.core.ids import EngineId
-from anbar.core.outcome import Emit, KvStreamGap, KvStreamRestarted
+from anbar.core.outcome import Emit, KvStreamGap, KvStreamRestarted, SupervisorCaught
 from anbar.route import PrefixIndex
 
 
@@ -29,22 +29,24 @@ class KvFeed:
         changes nothing."""
         if engine.kv.address == events:
             return
-        await self._leave(engine.id)
+        await self.leave(engine)
         subscriber = KvSubscriber(engine.id, events, replay, self)
         engine.kv = KvFollowing(events, subscriber.status)
         self._subscribers[engine.id] = subscriber
         subscriber.start()
 
-    async def stop(self) -> None:
-        """Stop all subscribers."""
-        for engine in list(self._subscribers):
-            await self._leave(engine)
-
-    async def _leave(self, engine: EngineId) -> None:
-        subscriber = self._subscribers.pop(engine, None)
+    async def leave(self, engine: Engine) -> None:
+        """Follow an engine no longer, if it was followed; before it is detached from the index."""
+        subscriber = self._subscribers.pop(engine.id, None)
         if subscriber is not None:
             await subscriber.stop()
-            self._index.forget(engine)
+            engine.kv = KvFollowing()
+            self._index.forget(engine.id)
+
+    async def stop(self) -> None:
+        """Stop all subscribers."""
+        for engine in self._fleet:
+            await self.leave(engine)
 
     # What a subscriber says
 
@@ -62,3 +64,6 @@ class KvFeed:
     def on_gap(self, engine: EngineId, first: int, last: int) -> None:
         self._index.forget(engine)
         self._emit(KvStreamGap(engine, last - first + 1))
+
+    def on_error(self, engine: EngineId, error: Exception) -> None:
+        self._emit(SupervisorCaught("kv", type(error).__name__))

@@ -22,7 +22,7 @@ from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokeniz
 from anbar.apps.router.engine import Engine, EngineFacts, facts_of
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.prompts import Prompts
-from anbar.core.errors import ConfigError, UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
+from anbar.core.errors import ConfigError, UpstreamTimeout, UpstreamUnreachable, WireError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
 from anbar.route import EngineProfile, PrefixIndex
@@ -130,13 +130,18 @@ class Monitor:
         block_size = cache.block_size if cache is not None else 0
         engine.facts = replace(engine.facts, version=version, block_size=block_size)
         await self._tokenizer(engine, attached)
-        engine.profile = _profile(engine.facts, cache, self._parts.cache)
-        if engine.profile is None:
+        profile = _profile(engine.facts, cache, self._parts.cache)
+        if profile != engine.profile:
+            # What the stream has said is dropped with the old profile, so it must be followed from its start.
+            await self._parts.feed.leave(engine)
+        engine.profile = profile
+        if profile is None:
             self._parts.index.detach(engine.id)
             return
-        self._parts.index.attach(engine.id, engine.profile)
+        self._parts.index.attach(engine.id, profile)
         source = await _source(engine, attached)
         if source is None:
+            await self._parts.feed.leave(engine)
             return
         await self._parts.feed.follow(engine, source.events, source.replay)
         if source.replay is not None and engine.health.state is EngineState.STARTING:
@@ -215,15 +220,15 @@ def _profile(facts: EngineFacts, cache: CacheFacts | None, setup: CacheSetup) ->
 
 async def _source(engine: Engine, attached: AttachedEngine) -> EventSource | None:
     """Where the engine publishes. With several data-parallel ranks nothing is followed: which of their caches
-    a request will meet is the engine's choice."""
+    a request will meet is the engine's choice. Raises UpstreamError."""
     if attached.events is not None:
         return EventSource(0, attached.events, attached.replay)
+    reply = await _fetch(engine, "/kv_event_sources")
+    if reply.status != 200:
+        return None
     try:
-        reply = await _fetch(engine, "/kv_event_sources")
-        if reply.status != 200:
-            return None
         sources = parse_event_sources(reply.body, engine.pool.endpoint.host)
-    except (UpstreamError, WireError):
+    except WireError:
         return None
     return sources[0] if len(sources) == 1 else None
 

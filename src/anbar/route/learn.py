@@ -91,10 +91,13 @@ class PrefillLearner:
         now_s = expected_s * self._scale()
         step = self.MAX_STEP if self._is_informed() else self.MAX_FIRST_STEP
         measured_s = min(max(measured_s, now_s / step), now_s * step)
+        before_s = self.expected_s, self.measured_s
         self.expected_s = self.expected_s * self._fade + expected_s
         self.measured_s = self.measured_s * self._fade + measured_s
         self._prior_s *= self._fade
         self.num_samples += 1
+        if self._group is not None:
+            self._group.moved(self.expected_s - before_s[0], self.measured_s - before_s[1])
 
     def _is_informed(self) -> bool:
         return self.num_samples > 0 or (self._group is not None and self._group.num_samples > 0)
@@ -107,7 +110,8 @@ class PrefillLearner:
 
 
 class PrefillGroup:
-    """Engines that are expected to be alike."""
+    """Engines that are expected to be alike. Its sums are kept up to date by its members, so that a look,
+    which every request takes at every engine, costs nothing."""
 
     PRIOR_SAMPLES = 0.1
     """1,000-token prompts that the prior is worth to the group: the first sample all but replaces it."""
@@ -117,21 +121,21 @@ class PrefillGroup:
 
     def __init__(self, prior: PrefillCost) -> None:
         self._prior = prior
-        self._members: list[PrefillLearner] = []
+        prior_s = self.PRIOR_SAMPLES * 1000 * prior.a_s_per_token
+        self._expected_s = self._measured_s = prior_s
+        self.num_samples = 0
 
     def join(self) -> PrefillLearner:
         """A learner for one more engine."""
-        member = PrefillLearner(self._prior, prior_samples=self.MEMBER_SAMPLES, group=self)
-        self._members.append(member)
-        return member
+        return PrefillLearner(self._prior, prior_samples=self.MEMBER_SAMPLES, group=self)
 
-    @property
-    def num_samples(self) -> int:
-        return sum(member.num_samples for member in self._members)
+    def moved(self, expected_s: float, measured_s: float) -> None:
+        """A member has learned from a sample: by how much its sums have changed."""
+        self._expected_s += expected_s
+        self._measured_s += measured_s
+        self.num_samples += 1
 
     @property
     def scale(self) -> float:
         """How many times slower than the prior the members are, together."""
-        prior_s = self.PRIOR_SAMPLES * 1000 * self._prior.a_s_per_token
-        measured_s = prior_s + sum(member.measured_s for member in self._members)
-        return measured_s / (prior_s + sum(member.expected_s for member in self._members))
+        return self._measured_s / self._expected_s

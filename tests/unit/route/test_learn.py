@@ -1,6 +1,7 @@
 """Learning what a prefill costs from finished requests."""
 
 import math
+import time
 from random import Random
 
 import pytest
@@ -117,3 +118,21 @@ def test_an_engine_that_differs_is_told_apart() -> None:
         fast.observe(sample(1000, 1.0))
     assert math.isclose(slow.cost.a_s_per_token, 10e-4, rel_tol=0.2)
     assert fast.cost.a_s_per_token < 2.5e-4
+
+
+def test_a_look_costs_the_same_in_a_large_fleet() -> None:
+    """The estimates of 1,000 engines alike, as every request takes them, read no other engine's sums; and
+    what they say together is what their sums say."""
+    group = PrefillGroup(PRIOR)
+    members = [group.join() for _ in range(1000)]
+    for at, member in enumerate(members[:50]):
+        for _ in range(at):
+            member.observe(sample(500 + at, 1.0 + at))
+    prior_s = group.PRIOR_SAMPLES * 1000 * PRIOR.a_s_per_token
+    measured_s = prior_s + sum(member.measured_s for member in members)
+    expected_s = prior_s + sum(member.expected_s for member in members)
+    assert math.isclose(group.scale, measured_s / expected_s, rel_tol=1e-9)
+    assert group.num_samples == sum(member.num_samples for member in members)
+    began_s = time.perf_counter()
+    assert all(member.cost.a_s_per_token > 0 for member in members)
+    assert time.perf_counter() - began_s < 0.1

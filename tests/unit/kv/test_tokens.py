@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -417,3 +418,22 @@ def test_template_may_fail_as_it_likes(tokenizer: Tokenizer, template: str) -> N
     """ZeroDivisionError, RecursionError: whatever a template raises means that there are no ids."""
     body = {"messages": [user("hi")], "chat_template": template}
     assert reason(tokenizer.chat(body)) is Reason.TEMPLATE_FAILED
+
+
+def test_model_of_the_hub_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub name stands for its snapshot on this machine, the files beside the tokenizer's included; a name
+    that is not there is an error, and nobody is asked for it."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--org--oss"
+    snapshot = cached / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a" * 40)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (snapshot / name).write_bytes((folder / name).read_bytes())
+    (snapshot / "config.json").write_text('{"architectures": ["GptOssForCausalLM"]}')
+    harmony = load_tokenizer("org/oss")
+    assert reason(harmony.chat({"messages": [user("hi")]})) is Reason.OWN_RENDERER
+    assert reason(harmony.completion({"prompt": "hi"})) is None
+    with pytest.raises(ConfigError, match="org/other"):
+        load_tokenizer("org/other")

@@ -308,17 +308,20 @@ def load_tokenizer(path: str | Path, options: TokenizerOptions | None = None) ->
     # transformers takes a second to import, and not every router needs it. It would warn that there is no
     # torch, which is meant.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     try:
+        # The directory itself, also for a hub name: files beside the tokenizer's say how chats are rendered.
+        folder = path if Path(path).is_dir() else snapshot_download(str(path), local_files_only=True)
         hf = AutoTokenizer.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False, truncation_side="left"
+            str(folder), local_files_only=True, trust_remote_code=False, truncation_side="left"
         )
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         raise ConfigError(f"tokenizer: {str(path)!r} has no tokenizer that can be loaded: {error}") from error
     return Tokenizer(
         cast("HfTokenizer", hf),
         options or TokenizerOptions(),
-        own_renderer=_own_renderer(Path(path)),
-        processor_template=_processor_template(Path(path)),
+        own_renderer=_own_renderer(Path(folder)),
+        processor_template=_processor_template(Path(folder)),
     )

@@ -1,8 +1,11 @@
 """Parts and the stack as objects in this process, where a test can stop them at any moment."""
 
 import asyncio
+import json
 import os
+import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -55,27 +58,43 @@ async def test_cancelled_while_its_process_starts(tmp_path: Path, pause_s: float
     assert set(below(os.getpid())) - before == set()
 
 
-async def test_watcher_of_the_router_fails(tmp_path: Path) -> None:
-    """The router dies and cannot be started again, for a reason that is no ordinary one (its directory is a
-    file now): the stack ends with it, though all engines serve."""
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    """One engine and a router, both `fake_child.py`, and started."""
     base = free_ports(2)
     engine, router = spec_of(tmp_path, "a-0", base), spec_of(tmp_path, "router", base + 1)
-    stack = Stack(StackPlan(tmp_path, tmp_path / "scratch", (engine,), router, {}, ()), Silent())
+    made = Stack(StackPlan(tmp_path, tmp_path / "scratch", (engine,), router, {}, ()), Silent())
     try:
-        await stack.start()
-        watching = asyncio.create_task(stack.watch())
-        (guard,) = [process for process in below(os.getpid()) if "router-run" in _command(process.pid)]
-        for process in below(guard.pid):
-            os.kill(process.pid, 9)
-        record = router.child.record
-        await eventually(lambda: not record.exists())
-        record.parent.rmdir()
-        record.parent.touch()
-        with pytest.raises(FileExistsError):
-            await asyncio.wait_for(watching, 10)
+        await made.start()
+        yield made
     finally:
-        await stack.stop()
+        await made.stop()
 
 
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+async def kill_router(tmp_path: Path) -> None:
+    record = tmp_path / "router-run" / "record.json"
+    os.kill(json.loads(record.read_text())["main"], signal.SIGKILL)
+    await eventually(lambda: not record.exists())
+
+
+async def test_router_that_cannot_be_started_for_a_while(tmp_path: Path, stack: Stack) -> None:
+    """Its log cannot be opened, as when the disk is full: tried again until it can."""
+    watching = asyncio.create_task(stack.watch())
+    logs = tmp_path / "logs"
+    logs.rename(tmp_path / "aside")
+    logs.touch()
+    await kill_router(tmp_path)
+    await asyncio.sleep(1.5)  # the first pause is 1 s
+    logs.unlink()
+    await eventually((tmp_path / "router-run" / "record.json").exists)
+    assert not watching.done()
+
+
+async def test_watcher_of_the_router_fails(tmp_path: Path, stack: Stack) -> None:
+    """The router's restart ends in an error that nobody foresaw (the state file cannot be written): it ends
+    the stack, though all engines serve, instead of leaving it without a router."""
+    watching = asyncio.create_task(stack.watch())
+    (tmp_path / "state.new").mkdir()
+    await kill_router(tmp_path)
+    with pytest.raises(IsADirectoryError):
+        await asyncio.wait_for(watching, 10)

@@ -58,6 +58,15 @@ class GuardedProcess:
 
     async def start(self) -> None:
         """Start the guard and, through it, the command. Raises StackError if that is impossible."""
+        try:
+            self._process = await self._start_guard()
+        except OSError as error:
+            raise StackError(f"{self.spec.name} could not be started: {error}") from error
+        entry = entry_of(self._process.pid)
+        self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
+        await self._learn_pid()
+
+    async def _start_guard(self) -> asyncio.subprocess.Process:
         spec = self.spec
         for file in (spec.log, spec.record):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,20 +75,14 @@ class GuardedProcess:
             spec.log.replace(spec.log.with_name(spec.log.name + ".1"))
         options = ["--record", str(spec.record), "--grace-s", str(spec.grace_s), "--", *spec.argv]
         with spec.log.open("wb") as log:
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", str(_GUARD), *options),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    env=dict(spec.env),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise StackError(f"{spec.name} could not be started: {error}") from error
-        entry = entry_of(self._process.pid)
-        self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
-        await self._learn_pid()
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(_GUARD), *options),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=dict(spec.env),
+                start_new_session=True,
+            )
 
     async def _learn_pid(self) -> None:
         """The guard's first note is its first act after starting the command."""

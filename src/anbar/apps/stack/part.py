@@ -68,8 +68,13 @@ class Part:
     async def start(self) -> None:
         """Start and wait until it serves. Raises StackError with the end of its log when it does not."""
         begin = time.monotonic()
-        process = self._process = GuardedProcess(self.spec.child)  # known to `stop` from now on
-        await process.start()
+        before, process = self._process, GuardedProcess(self.spec.child)
+        self._process = process  # known to `stop` from now on
+        try:
+            await process.start()
+        except StackError:
+            self._process = before  # there is nothing to stop
+            raise
         self._on_change()
         await self._until_ready(process, begin)
         self._reporter.ready(self.name, time.monotonic() - begin)

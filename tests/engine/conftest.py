@@ -15,6 +15,7 @@ MARKERS = {
     "native": "host RAM offload of one engine",
     "shared": "two engines on one store",
     "tensor_parallel": "an engine of two worker processes",
+    "stack": "`anbar up` while its parts are killed",
     "contract": "what the plugin relies on in vLLM, without an engine",
 }
 

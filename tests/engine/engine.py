@@ -1,4 +1,8 @@
-"""One real vLLM engine as a child process, and what the tests ask of it over HTTP."""
+"""One real vLLM engine as a child process, and what the tests ask of it over HTTP.
+
+Its command is the one that `anbar up` would run (`anbar.config.render.engine_command`), so what is tested is
+what a user gets.
+"""
 
 import ctypes
 import json
@@ -9,19 +13,22 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
+from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig, StoreConfig
+from anbar.config.render import EngineCommand, EngineSlot, engine_command, store_settings
+
 READY_TIMEOUT_S = 420.0
 BLOCK = 32
 """Tokens per block: the smallest that the CPU backend takes, so that short prompts make several blocks."""
-PLUGIN = "anbar.apps.plugin"
 SERVED_NAME = "m"
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -30,34 +37,41 @@ class EngineConfig:
 
     name: str
     model: Path
-    offload: Mapping[str, Any] | None = None
-    """kv_connector_extra_config; None: vLLM without a connector."""
+    cache: CacheConfig
     num_blocks: int = 64
     max_model_len: int = 1536
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[tuple[int, ...], ...] = ()
+    """CPU ids of each worker; (): one worker, on all cores."""
+
+    def launch(self) -> LaunchConfig:
+        """As in anbar.yaml. The development endpoints let tests empty an engine's caches."""
+        return LaunchConfig(
+            max_model_len=self.max_model_len,
+            num_device_blocks=self.num_blocks,
+            block_size=BLOCK,
+            tensor_parallel=max(1, len(self.cores)),
+            env={"VLLM_SERVER_DEV_MODE": "1"},
+        )
 
 
-def native(**extra: object) -> dict[str, object]:
+def plain() -> CacheConfig:
+    """KV that leaves the device is gone."""
+    return CacheConfig(mode=CacheMode.NONE)
+
+
+def native() -> CacheConfig:
     """Offload to host RAM."""
-    return {
-        "spec_name": "AnbarOffloadingSpec",
-        "spec_module_path": PLUGIN,
-        "cpu_bytes_to_use": 768 * 1024 * 1024,
-        "blocks_per_chunk": 1,
-        "offload_prompt_only": False,
-        **extra,
-    }
+    return CacheConfig(mode=CacheMode.NATIVE, host_bytes=768 * MIB)
 
 
-def shared(store: Path, **extra: object) -> dict[str, object]:
+def shared(store: Path, host_bytes: int = 768 * MIB, chunk_blocks: int = 1) -> CacheConfig:
     """Offload to host RAM and to a store of files."""
-    tier = {
-        "type": "AnbarSharedTier",
-        "module_path": PLUGIN,
-        "store": {"kind": "files", "path": str(store), "id": "test"},
-    }
-    return native(secondary_tiers=[tier], **extra)
+    return CacheConfig(
+        mode=CacheMode.SHARED,
+        host_bytes=host_bytes,
+        chunk_blocks=chunk_blocks,
+        store=StoreConfig(path=store, id="test"),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Engine:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._mapped: set[Path] = set()
+        self._scratch_dir: Path | None = None
 
     @property
     def region(self) -> Path:
@@ -89,12 +104,12 @@ class Engine:
 
     def start(self) -> None:
         """Start the engine's processes; it is not ready yet."""
-        env = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-        env |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **self.config.env}
+        self._scratch_dir = make_scratch_dir()
+        command = self._command(self._scratch_dir)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(),
-                env=env,
+                command.argv,
+                env={**os.environ, **command.env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -134,6 +149,8 @@ class Engine:
             self._process.wait(30)
             for path in self._mapped - {self.region}:
                 path.unlink(missing_ok=True)
+        if self._scratch_dir is not None:
+            remove_scratch_dir(self._scratch_dir)
 
     def complete(self, prompt: str | list[int], max_tokens: int = 8, **fields: object) -> Answer:
         """A greedy completion of exactly `max_tokens` tokens."""
@@ -195,25 +212,21 @@ class Engine:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from error
 
-    def _command(self) -> list[str]:
+    def _command(self, scratch_dir: Path) -> EngineCommand:
         config = self.config
-        command = [str(self._python), "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(config.model), "--served-model-name", SERVED_NAME]
-        command += ["--host", "127.0.0.1", "--port", str(self._port)]
-        command += ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK)]
-        command += ["--max-model-len", str(config.max_model_len)]
-        command += ["--num-gpu-blocks-override", str(config.num_blocks)]
-        command += ["--enable-prompt-tokens-details", *config.args]
-        if config.offload is not None:
-            transfer = {
-                "kv_connector": "AnbarConnector",
-                "kv_connector_module_path": PLUGIN,
-                "kv_role": "kv_both",
-                "engine_id": config.name,
-                "kv_connector_extra_config": config.offload,
-            }
-            command += ["--kv-transfer-config", json.dumps(transfer)]
-        return command
+        slot = EngineSlot(
+            id=config.name,
+            model=str(config.model),
+            served_name=SERVED_NAME,
+            device=Device.CPU,
+            dtype=Dtype.FLOAT32,  # equal greedy tokens, whatever the batch
+            port=self._port,
+            scratch_dir=scratch_dir,
+            region=config.name,
+            threads=config.cores or (tuple(sorted(os.sched_getaffinity(0))),),
+        )
+        store = store_settings(config.cache.store, scratch_dir)
+        return engine_command(self._python, config.launch(), config.cache, slot, store)
 
 
 def _shared_memory(group: int) -> set[Path]:

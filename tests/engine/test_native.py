@@ -1,13 +1,15 @@
 """Eviction and preemption on one engine with few device blocks: host RAM brings the prefixes back."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from anbar.apps.stack.placement import split_cores
 from tests.engine.conftest import Launcher, unique
-from tests.engine.engine import BLOCK, Answer, Engine, EngineConfig, native, story
+from tests.engine.engine import BLOCK, Answer, Engine, EngineConfig, native, plain, story
 
 pytestmark = pytest.mark.native
 
@@ -20,10 +22,11 @@ COMPUTED = "vllm:prompt_tokens_by_source_total"
 
 @pytest.fixture(scope="module")
 def engines(launch: Launcher, smollm2: Path) -> Iterator[tuple[Engine, Engine]]:
-    """The same engine with and without a host tier."""
+    """The same engine without and with a host tier, each on its share of the cores."""
+    shares = split_cores(sorted(os.sched_getaffinity(0)), 2)
     started = [
-        launch(EngineConfig(unique(name), smollm2, offload, NUM_BLOCKS, max_model_len=1024))
-        for name, offload in (("plain", None), ("native", native()))
+        launch(EngineConfig(unique(name), smollm2, cache, NUM_BLOCKS, 1024, (share,)))
+        for name, cache, share in zip(("plain", "native"), (plain(), native()), shares, strict=True)
     ]
     for engine in started:
         engine.wait_ready()

@@ -1,8 +1,7 @@
 """One engine of two worker processes: each offloads its half of a block into one row, which travels as a
 whole.
 
-What the CPU platform needs for this: `VLLM_CPU_OMP_THREADS_BIND` with the cores of each worker, as in `0|1`
-(the default `auto` wants a NUMA node per worker and gives up). The workers talk over shared memory and gloo,
+On the CPU platform each worker must be told its cores. The workers talk over shared memory and gloo,
 both of which vLLM sets up by itself.
 """
 
@@ -12,21 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from anbar.apps.stack.placement import split_cores
 from tests.engine.conftest import Launcher, unique
-from tests.engine.engine import BLOCK, Answer, Engine, EngineConfig, shared, story
+from tests.engine.engine import BLOCK, MIB, Answer, Engine, EngineConfig, shared, story
 
 pytestmark = pytest.mark.tensor_parallel
 
+Cores = tuple[tuple[int, ...], ...]
 PROMPTS = [story(seed, 40) for seed in range(3)]
 CHUNK = 2
 """Blocks per offloaded chunk: halves of two workers and several blocks in one row."""
 
 
 @pytest.fixture(scope="module")
-def cores() -> str:
-    """One core for each worker; the same one when there is only one."""
-    available = sorted(os.sched_getaffinity(0))
-    return f"{available[0]}|{available[-1]}"
+def cores() -> Cores:
+    """Half of the cores for each worker; the same one when there is only one."""
+    return tuple(split_cores(sorted(os.sched_getaffinity(0)), 2))
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +34,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("parallel") / "store"
 
 
-def config(name: str, model: Path, store: Path, cores: str) -> EngineConfig:
+def config(name: str, model: Path, store: Path, cores: Cores) -> EngineConfig:
     return EngineConfig(
         unique(name),
         model,
-        shared(store, blocks_per_chunk=CHUNK, cpu_bytes_to_use=256 * 1024 * 1024),
-        num_blocks=64,
-        args=("--tensor-parallel-size", "2"),
-        env={"VLLM_CPU_OMP_THREADS_BIND": cores},
+        shared(store, host_bytes=256 * MIB, chunk_blocks=CHUNK),
+        cores=cores,
     )
 
 
 @pytest.fixture(scope="module")
-def first(launch: Launcher, tiny: Path, store: Path, cores: str) -> Iterator[Engine]:
+def first(launch: Launcher, tiny: Path, store: Path, cores: Cores) -> Iterator[Engine]:
     engine = launch(config("tp-a", tiny, store, cores))
     engine.wait_ready()
     yield engine
@@ -93,7 +91,7 @@ def test_a_prefix_that_ends_inside_a_chunk(first: Engine, computed: list[Answer]
 
 
 def test_another_engine_loads_both_halves(
-    launch: Launcher, first: Engine, computed: list[Answer], tiny: Path, store: Path, cores: str
+    launch: Launcher, first: Engine, computed: list[Answer], tiny: Path, store: Path, cores: Cores
 ) -> None:
     """The engine is killed; a new one of two workers on the same store gives the same tokens without
     computing the prompts. An engine of one worker, whose rows mean something else, would not find them

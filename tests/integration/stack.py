@@ -206,12 +206,15 @@ async def engines_of(setup: Setup) -> AsyncIterator[dict[str, FakeEngine]]:
 
 
 @asynccontextmanager
-async def router_of(setup: Setup, engines: dict[str, FakeEngine]) -> AsyncIterator[Stack]:
-    """A router in this process in front of running engines, ready; judged for leaks at the end."""
+async def router_of(
+    setup: Setup, engines: dict[str, FakeEngine], ready: Sequence[str] | None = None
+) -> AsyncIterator[Stack]:
+    """A router in this process in front of engines, once those in `ready` (None: all) are; judged for leaks
+    at the end."""
     port = free_port()
     async with running_router(setup.write(engines, port)) as log:
         stack = Stack(port, engines, log)
-        for name in engines:
+        for name in engines if ready is None else ready:
             await stack.becomes(name, "ready", timeout_s=30)  # the first router loads the tokenizer's library
         yield stack
         await stack.assert_idle()

@@ -410,13 +410,13 @@ async def test_engine_that_comes_later(tokenizer_dir: Path, socket_dir: Path) ->
     async with engines_of(setup) as engines:
         late = engines["e1"]
         await late.die()
-        path_engines = {"e0": engines["e0"]}
-        async with router_of(Setup(tokenizer_dir, socket_dir, num_engines=1), path_engines) as stack:
-            assert (await stack.complete("a")).engine == "e0"
-        await late.revive()
-        async with router_of(setup, engines) as stack:
-            await stack.followed()
-            assert {(await stack.complete(str(i))).status for i in range(4)} == {200}
+        async with router_of(setup, engines, ready=["e0"]) as stack:
+            assert await stack.state("e1") == "starting"
+            assert {(await stack.complete(text_prompt(f"a{i}"))).engine for i in range(4)} == {"e0"}
+            await late.revive()
+            await stack.becomes("e1", "ready")
+            answers = await asyncio.gather(*(stack.complete(text_prompt(f"b{i}")) for i in range(8)))
+            assert {answer.engine for answer in answers} == {"e0", "e1"}
 
 
 async def test_idle_connection_closed_by_the_engine(stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""What happened, as frozen values: applications emit them, telemetry and the self-check subscribe.
+"""What happened, as frozen values: applications emit them, telemetry subscribes.
 
 None of them carries a prompt, a token, a key or a header.
 """
@@ -42,15 +42,15 @@ class AttemptFailure(Enum):
     """The router itself had no file descriptor left for a connection."""
 
 
-class RequestFinished(msgspec.Struct, frozen=True):
-    """One request from its first byte to its last. Times are seconds; counts of tokens are 0 when unknown."""
+class RequestFacts(msgspec.Struct, kw_only=True):
+    """What is noted of a request. Times are seconds; counts of tokens are 0 when unknown."""
 
     request_id: RequestId
     endpoint: str
-    model: str
+    model: str = ""
     """A model of the fleet, or "" when the client named none of them."""
-    outcome: Outcome
-    status: int
+    outcome: Outcome = Outcome.INTERNAL
+    status: int = 0
     engine: EngineId | None = None
     stream: bool = False
     policy: str = ""
@@ -64,12 +64,17 @@ class RequestFinished(msgspec.Struct, frozen=True):
     reported_cached_tokens: int | None = None
     predicted_ttft_s: float = 0.0
     ttft_s: float | None = None
-    e2e_s: float = 0.0
     tokenize_s: float = 0.0
     num_chunks: int = 0
     mean_gap_s: float = 0.0
     max_gap_s: float = 0.0
     num_body_bytes: int = 0
+
+
+class RequestFinished(RequestFacts, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec may
+    """One request from its first byte to its last."""
+
+    e2e_s: float = 0.0
 
 
 class RequestMalformed(msgspec.Struct, frozen=True):
@@ -156,4 +161,5 @@ class FleetGauges:
     num_index_parked: int
     num_index_orphans: int
     num_connections: int
+    num_lost_log_lines: int
     draining: bool

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from anbar.core.errors import NoEngine, RequestError
+from anbar.core.errors import NoEngine
 from anbar.core.fleet import EngineState, EngineView
+from anbar.core.refusals import prompt_too_long, unknown_model
 from anbar.core.request import RouteQuery
 
 
@@ -26,22 +27,10 @@ def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineV
     if not serving:
         if not engines or any(not engine.models for engine in engines):
             raise NoEngine(f"no engine is known to serve the model {query.model!r} yet")
-        known = ", ".join(sorted({name for engine in engines for name in engine.models}))
-        raise RequestError(
-            f"The model {query.model!r} does not exist. Available: {known}.",
-            status=404,
-            kind="invalid_request_error",
-            code="model_not_found",
-            param="model",
-        )
+        raise unknown_model(query.model)
     fitting = [engine for engine in serving if fits(query, engine)]
     if not fitting:
-        longest = max(engine.max_model_len for engine in serving)
-        raise RequestError(
-            f"The model's maximum context length is {longest} tokens. The prompt has {query.num_tokens}, "
-            "which leaves no room for an answer.",
-            code="context_length_exceeded",
-        )
+        raise prompt_too_long(query.num_tokens, max(engine.max_model_len for engine in serving))
     ready = [engine for engine in fitting if engine.state is EngineState.READY]
     if not ready:
         states = ", ".join(f"{engine.id} is {engine.state.value}" for engine in fitting)

@@ -7,8 +7,7 @@
 
 A tier is used only when loading beats computing: of «device alone», «device and host», «all tiers» the
 cheapest is predicted. Where that leaves out a tier, `Prediction.match` is shorter than what the index
-matched, and the request should carry `max_load_tokens = match.total - match.device` so that the engine
-does the same. A tier without a known cost is taken to need a fraction of the time of computing
+matched. A tier without a known cost is taken to need a fraction of the time of computing
 (`LOAD_RATIO`): less than computing, so it is always used, as an engine on its own does, and more than
 nothing, so the engine that has a prefix on its device comes before one that must load it.
 """

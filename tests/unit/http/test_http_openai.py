@@ -14,9 +14,9 @@ from anbar.adapters.http.openai import (
     check_output_length,
     is_beyond_context,
     parse,
-    unknown_model,
 )
 from anbar.core.errors import RequestError
+from anbar.core.refusals import unknown_model
 
 CHAT, TEXT = Endpoint.CHAT, Endpoint.COMPLETIONS
 HELLO = [{"role": "user", "content": "سلام، नमस्ते"}]

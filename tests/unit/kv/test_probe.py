@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from anbar.adapters.vllm.probe import (
     CacheFacts,
-    EngineMetrics,
     EventSource,
     ServedModel,
     connectable,
@@ -17,14 +16,10 @@ from anbar.adapters.vllm.probe import (
 )
 from anbar.core.errors import WireError
 
-METRICS = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
+METRICS = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
+# TYPE vllm:cache_config_info gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
-vllm:num_requests_running{engine="1",model_name="m"} 1.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0
-vllm:kv_cache_usage_perc{engine="0",model_name="a } b"} 0.25
-vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
+vllm:cache_config_info_of_another{block_size="99"} 1.0
 vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",num_gpu_blocks="1000",prefix_caching_hash_algo="sha256"} 1.0
 """  # noqa: E501 a metrics page has one line for each sample
 
@@ -48,18 +43,30 @@ def test_version() -> None:
 
 
 def test_metrics() -> None:
-    """Gauges are summed over ranks, the usage is the fullest rank's, and like names are not mixed up."""
-    cache = CacheFacts(16, 1000, True, "sha256")
-    assert parse_metrics(METRICS) == EngineMetrics(cache, 4, 2, 0.5)
+    """The cache's facts are found among other metrics, and like names are not mixed up."""
+    assert parse_metrics(METRICS) == CacheFacts(16, 1000, True, "sha256")
 
 
-def test_metrics_before_the_engine_knows_them() -> None:
-    """An engine that still starts has no such metrics, or writes None for a number of blocks."""
-    assert parse_metrics(b"") == EngineMetrics(None, None, None, None)
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"vllm:cache_config_info",
+        b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1\n',
+        b'# vllm:cache_config_info{block_size="16"} 1\n',
+    ],
+)
+def test_metrics_before_the_engine_knows_them(page: bytes) -> None:
+    """An engine that still starts has no such metrics, or writes None for a number."""
+    assert parse_metrics(page) is None
+
+
+def test_rank_that_does_not_know_yet() -> None:
+    """Of several data-parallel ranks the first that tells is believed: they are configured alike."""
     page = (
-        b'vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1\nvllm:kv_cache_usage_perc NaN\n'
+        b'vllm:cache_config_info{block_size="None",engine="0"} 1\nvllm:cache_config_info{block_size="16"} 1\n'
     )
-    assert parse_metrics(page) == EngineMetrics(None, None, None, None)
+    assert parse_metrics(page) == CacheFacts(16, None, False, "")
 
 
 def test_event_sources() -> None:
@@ -109,7 +116,7 @@ def test_pages_of_another_kind(page: bytes) -> None:
 @given(st.binary(max_size=120))
 def test_no_page_breaks_the_parsers(page: bytes) -> None:
     """Any bytes parse or raise WireError."""
-    for text in (page, b"vllm:num_requests_running" + page, b"vllm:cache_config_info{" + page):
+    for text in (page, b"vllm:cache_config_info{" + page, b"vllm:cache_config_info{block_size=" + page):
         for parse in (parse_models, parse_version, parse_metrics):
             try:
                 parse(text)

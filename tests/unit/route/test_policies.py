@@ -87,10 +87,12 @@ def test_only_able_engines_are_named_and_each_once(name: str, views: list[Engine
 def test_who_is_to_blame_when_nobody_can(name: str) -> None:
     """An unknown model is the client's fault, as is a prompt longer than any context; an engine that is not
     ready, or has not been asked yet what it serves, is ours."""
-    with pytest.raises(RequestError, match=r"'x' does not exist. Available: m") as unknown:
+    with pytest.raises(RequestError, match="'x' does not exist") as unknown:
         decide(name, [view("a")], asked=query(PROMPT, model="x"))
     assert (unknown.value.status, unknown.value.code) == (404, "model_not_found")
-    with pytest.raises(RequestError, match=r"1000 tokens. The prompt has 1000, which leaves no room") as long:
+    with pytest.raises(
+        RequestError, match=r"1000 tokens. .* contains 1000 tokens, which leaves no room"
+    ) as long:
         decide(name, [view("a", context=1000), view("b", context=10)])
     assert (long.value.status, long.value.code) == (400, "context_length_exceeded")
     with pytest.raises(NoEngine, match="a is draining, b is unhealthy"):

@@ -158,7 +158,7 @@ class Path:
         """The event of the one request that was made; all accounting is back at zero then."""
         for _ in range(200):
             done = [event for event in self.events if isinstance(event, RequestFinished)]
-            if done and not self.flow.num_running:
+            if done and not self.flow._tasks:
                 break
             await asyncio.sleep(0.01)
         (event,) = done

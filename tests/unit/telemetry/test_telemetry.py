@@ -51,6 +51,7 @@ GAUGES = FleetGauges(
     num_index_parked=8,
     num_index_orphans=9,
     num_connections=10,
+    num_lost_log_lines=11,
     draining=False,
 )
 

@@ -32,7 +32,8 @@ class ServerLimits:
     """How long a connection may wait for its next request."""
 
     write_stall_s: float = 300.0
-    """How long a client may read nothing at all of an answer that waits for it."""
+    """How long a client may take to read what waits for it until the engine may be read again (or, of the
+    last answer, all of it): it is held to a rate, some `high_water_bytes` in this time."""
 
     high_water_bytes: int = 64 * 1024
     """Unsent bytes per client above which the engine's side is not read."""

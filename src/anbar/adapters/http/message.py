@@ -29,7 +29,7 @@ HOP_BY_HOP = frozenset(
 
 _PLAIN_CONNECTION = (b"keep-alive", b"close")
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
-_JSON_TYPE: Header = (b"content-type", b"application/json")
+JSON_TYPE: Header = (b"content-type", b"application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class Answer:
 
     status: int
     body: bytes
-    headers: tuple[Header, ...] = (_JSON_TYPE,)
+    headers: tuple[Header, ...] = (JSON_TYPE,)
 
 
 def json_answer(status: int, value: object, headers: Sequence[Header] = ()) -> Answer:
     """An answer with `value` as JSON."""
-    return Answer(status, msgspec.json.encode(value), (_JSON_TYPE, *headers))
+    return Answer(status, msgspec.json.encode(value), (JSON_TYPE, *headers))
 
 
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> bytes:
@@ -77,7 +77,7 @@ def error_body(message: str, kind: str, code: str | None = None, param: str | No
 def error_answer(error: RequestError, headers: Sequence[Header] = ()) -> Answer:
     """The answer that says what was wrong with a request."""
     body = error_body(error.message, error.kind, error.code, error.param)
-    return Answer(error.status, body, (_JSON_TYPE, *headers))
+    return Answer(error.status, body, (JSON_TYPE, *headers))
 
 
 def status_line(status: int) -> bytes:

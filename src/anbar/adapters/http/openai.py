@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from anbar.core.errors import RequestError
+from anbar.core.refusals import prompt_too_long
 from anbar.core.request import MAX_CHARS_PER_TOKEN
 
 _ENGINE_SIDE_FIELDS = ("kv_transfer_params", "ec_transfer_params")
@@ -259,13 +260,6 @@ def _not_yours(name: str) -> RequestError:
     )
 
 
-def unknown_model(model: str) -> RequestError:
-    """The error for a model that no engine serves."""
-    return RequestError(
-        f"The model {model[:200]!r} does not exist.", status=404, code="model_not_found", param="model"
-    )
-
-
 def check_length(request: ApiRequest, num_tokens: int, max_model_len: int) -> None:
     """Refuse what the engine would refuse for its length, by its own rule.
 
@@ -275,12 +269,7 @@ def check_length(request: ApiRequest, num_tokens: int, max_model_len: int) -> No
     """
     check_output_length(request, max_model_len)
     if num_tokens >= max_model_len:
-        raise RequestError(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-            f"{num_tokens} tokens, which leaves no room for an answer. Please shorten the prompt.",
-            param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
-            code="context_length_exceeded",
-        )
+        raise prompt_too_long(num_tokens, max_model_len, _prompt_param(request))
 
 
 def is_beyond_context(request: ApiRequest, max_model_len: int) -> bool:
@@ -294,9 +283,13 @@ def beyond_context(request: ApiRequest, max_model_len: int) -> RequestError:
     return RequestError(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt has "
         f"{_num_chars(request)} characters, which is more than so many tokens can stand for.",
-        param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
+        param=_prompt_param(request),
         code="context_length_exceeded",
     )
+
+
+def _prompt_param(request: ApiRequest) -> str:
+    return "messages" if request.endpoint is Endpoint.CHAT else "prompt"
 
 
 def truncates(request: ApiRequest) -> bool:

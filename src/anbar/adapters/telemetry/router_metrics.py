@@ -47,6 +47,7 @@ FLEET_GAUGES = {
     "anbar_router_index_parked_hashes": "Hashes of offload events that no device event has explained yet.",
     "anbar_router_index_orphan_blocks": "Device blocks dropped because their parent was unknown.",
     "anbar_router_client_connections": "Open client connections.",
+    "anbar_router_lost_log_lines": "Log lines that could not be written since the start.",
     "anbar_router_draining": "1 while the router finishes what runs and accepts nothing new.",
 }
 
@@ -97,6 +98,7 @@ class _FleetCollector(Collector):
             fleet.num_index_parked,
             fleet.num_index_orphans,
             fleet.num_connections,
+            fleet.num_lost_log_lines,
             fleet.draining,
         )
         for (name, text), value in zip(FLEET_GAUGES.items(), totals, strict=True):

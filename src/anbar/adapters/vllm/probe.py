@@ -5,9 +5,8 @@ Unknown fields and metrics are ignored, so that a new release does not fail a pr
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import TypeVar
 
 import msgspec
@@ -38,17 +37,6 @@ class CacheFacts:
     prefix_caching: bool
     hash_algorithm: str
     """"" when the engine does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
-    """What is read from `/metrics`, summed over the data-parallel ranks; None where a metric is missing."""
-
-    cache: CacheFacts | None
-    num_running: int | None
-    num_waiting: int | None
-    kv_usage: float | None
-    """0 to 1, the fullest rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +88,17 @@ def connectable(address: str, host: str) -> str | None:
     return f"tcp://{_bracketed(host)}:{port}" if anywhere else address
 
 
-def parse_metrics(page: bytes) -> EngineMetrics:
-    """The metrics that routing uses. Raises WireError only if the page is not text."""
+def parse_metrics(page: bytes) -> CacheFacts | None:
+    """The facts of the cache in `/metrics`, None where it does not tell. Raises WireError only if the page is
+    not text."""
     try:
         text = page.decode("utf-8")
     except UnicodeDecodeError as error:
         raise WireError("/metrics is not text") from error
-    cache: CacheFacts | None = None
-    values: dict[str, list[float]] = {}
-    for name, labels, value in _samples(text):
-        if name == _CACHE:
-            cache = _cache_facts(labels) or cache
-        else:
-            values.setdefault(name, []).append(value)
-    usage = values.get(_USAGE)
-    return EngineMetrics(
-        cache,
-        _total(values.get(_RUNNING)),
-        _total(values.get(_WAITING)),
-        max(usage) if usage else None,
+    found = (
+        _cache_facts(dict(_LABEL.findall(line))) for line in text.splitlines() if line.startswith(_CACHE)
     )
+    return next((facts for facts in found if facts is not None), None)
 
 
 _T = TypeVar("_T")
@@ -154,26 +133,8 @@ def _decode(page: bytes, shape: type[_T], name: str) -> _T:
         raise WireError(f"{name}: {error}") from error
 
 
-_CACHE, _RUNNING = "vllm:cache_config_info", "vllm:num_requests_running"
-_WAITING, _USAGE = "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
-_WANTED = frozenset((_CACHE, _RUNNING, _WAITING, _USAGE))
+_CACHE = "vllm:cache_config_info{"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Name, labels and value of the samples wanted; a line that is none is passed over."""
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name not in _WANTED:
-            continue
-        head, _, tail = line.rpartition("}")
-        number = (tail if head else line.partition(" ")[2]).split()
-        try:
-            value = float(number[0])
-        except (ValueError, IndexError):
-            continue
-        if isfinite(value):
-            yield name, dict(_LABEL.findall(head)), value
 
 
 def _cache_facts(labels: Mapping[str, str]) -> CacheFacts | None:
@@ -190,10 +151,6 @@ def _cache_facts(labels: Mapping[str, str]) -> CacheFacts | None:
 
 def _natural(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
-def _total(values: list[float] | None) -> int | None:
-    return round(sum(values)) if values else None
 
 
 def _bracketed(host: str) -> str:

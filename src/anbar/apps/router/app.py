@@ -136,6 +136,7 @@ class Router:
             num_index_parked=stats.num_parked,
             num_index_orphans=stats.num_orphans,
             num_connections=len(self._server.connections),
+            num_lost_log_lines=self._log.num_lost,
             draining=self.state.life is Life.DRAINING,
         )
 

@@ -23,7 +23,6 @@ from anbar.adapters.http.openai import (
     check_length,
     check_output_length,
     parse,
-    unknown_model,
 )
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
@@ -39,6 +38,7 @@ from anbar.core.errors import NoEngine, RequestError, UpstreamError, UpstreamTim
 from anbar.core.fleet import EngineState, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, SupervisorCaught
+from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
 from anbar.route import Policy, PrefixIndex
 from anbar.route.learn import PrefillSample
@@ -93,10 +93,6 @@ class Flow:
         self._parts = parts
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def num_running(self) -> int:
-        return len(self._tasks)
-
     def start(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Serve an exchange."""
         task = asyncio.get_running_loop().create_task(self._supervise(exchange, endpoint))
@@ -112,7 +108,9 @@ class Flow:
 
     async def _supervise(self, exchange: Exchange, endpoint: Endpoint) -> None:
         parts = self._parts
-        record = Record(request_id(exchange.request), endpoint.value, parts.clock.now_s())
+        record = Record(
+            request_id=request_id(exchange.request), endpoint=endpoint.value, started_s=parts.clock.now_s()
+        )
         ids = id_headers(record.request_id)
         try:
             await self._serve(exchange, endpoint, record)

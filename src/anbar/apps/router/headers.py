@@ -3,7 +3,7 @@
 import re
 import secrets
 
-from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
+from anbar.adapters.http.message import HOP_BY_HOP, JSON_TYPE, Header, Request, end_to_end, render_headers
 from anbar.core.ids import EngineId, RequestId
 
 _REQUEST_DROPPED = HOP_BY_HOP | {
@@ -20,7 +20,6 @@ _REQUEST_DROPPED = HOP_BY_HOP | {
 
 _ANSWER_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
-_JSON_TYPE: Header = (b"content-type", b"application/json")
 
 
 def request_id(request: Request) -> RequestId:
@@ -40,7 +39,7 @@ def forwarded(request: Request, rid: RequestId) -> bytes:
     """Rendered header lines that every engine gets for this request."""
     kept = end_to_end(request.headers, _REQUEST_DROPPED)
     if request.header(b"content-type") is None:
-        kept.append(_JSON_TYPE)
+        kept.append(JSON_TYPE)
     kept.append((b"x-request-id", rid.encode()))
     kept.append((b"content-length", b"%d" % len(request.body)))
     return render_headers(kept)

@@ -125,7 +125,7 @@ class Monitor:
             await self._tokenizer(engine, attached)
 
     async def _admit(self, engine: Engine, attached: AttachedEngine) -> None:
-        cache = parse_metrics(await _page(engine, "/metrics")).cache
+        cache = parse_metrics(await _page(engine, "/metrics"))
         version = parse_version(await _page(engine, "/version"))
         block_size = cache.block_size if cache is not None else 0
         engine.facts = replace(engine.facts, version=version, block_size=block_size)

@@ -1,9 +1,11 @@
 """Engines that answer by script, and a router's data path in front of them, on real loopback sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import os
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
@@ -212,6 +214,24 @@ async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIte
             await flow.stop()
             for engine in engines:
                 engine.pool.close()
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Takes all descriptors that the process may have, after lowering their number to something quick."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+    taken = [lowest]
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 REQUEST = b'{"model": "m", "prompt": [1, 2, 3, 4, 5],  "max_tokens": 4}'

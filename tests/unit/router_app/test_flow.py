@@ -1,10 +1,7 @@
 """The life of a routed request: what the client gets, what engines see, and that no share of load leaks."""
 
 import asyncio
-import os
-import resource
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 
 import pytest
 from scripted import (
@@ -20,6 +17,7 @@ from scripted import (
     die,
     engine_at,
     hang,
+    no_more_descriptors,
     path_to,
     post,
     scripted,
@@ -44,19 +42,6 @@ def dying(engine: ScriptedEngine) -> Script:
         connection.writer.transport.abort()
 
     return script
-
-
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """Lowers the process's limit of open files to those it has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 EVENTS = (b'data: {"choices":[1]}\n\n', b'data: {"choices":[2]}\n\n')

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Connection, ask, scripted
+from scripted import Connection, ask, no_more_descriptors, scripted
 
-from anbar.apps.router.app import Router
+from anbar.apps.router.app import Router, allow_descriptors
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.fleet import EngineState
@@ -35,6 +36,7 @@ class Pages:
     def __init__(self, pages: Mapping[str, object] = PAGES) -> None:
         self.pages = dict(pages)
         self.metrics = METRICS
+        self.headers = b""
         self.status = b"200 OK"
         self.hang = False
 
@@ -52,7 +54,8 @@ class Pages:
             found = self.pages.get(path)
             body = json.dumps(found).encode()
             status = self.status if found is not None else b"404 Not Found"
-        await connection.send(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        head = b"HTTP/1.1 %b\r\n%bcontent-length: %d\r\n\r\n" % (status, self.headers, len(body))
+        await connection.send(head + body)
 
 
 def configured(*ports: int, **router: Any) -> AnbarConfig:
@@ -188,6 +191,37 @@ async def test_events_that_cannot_be_taken_in_are_told() -> None:
     assert (described["kv_events"]["errors"], described["kv_events"]["malformed"]) == (1, 2)
     assert b'anbar_router_defects_total{error="KeyError",where="kv"} 1.0' in metrics
     assert b'"where":"kv","error":"KeyError"' in sink.getvalue()
+
+
+async def test_probes_without_file_descriptors_blame_no_engine() -> None:
+    """The router may open no more files: its engines stay READY, and the log tells of it."""
+    sink = io.BytesIO()
+    pages = Pages()
+    pages.headers = b"connection: close\r\n"
+    async with scripted(pages.script) as end:
+        router = Router(configured(end.port), {}, sink)
+        await router.start()
+        await becomes(router, EngineState.READY)
+        for _ in range(200):
+            # Between two probes, when no connection is open; if there was one, its end frees two descriptors.
+            with no_more_descriptors():
+                await asyncio.sleep(0.1)
+            if b"NoDescriptor" in sink.getvalue():
+                break
+        assert router.fleet["e0"].health.state is EngineState.READY
+        await router.stop()
+    assert b'"where":"probe","error":"NoDescriptor"' in sink.getvalue()
+
+
+def test_router_may_open_as_many_files_as_it_can() -> None:
+    """A soft limit below the hard one is raised to it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    try:
+        allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_hanging_engine_delays_no_other_probe() -> None:

@@ -139,6 +139,7 @@ def test_gauges_are_read_when_asked() -> None:
     assert found["anbar_router_engine_state{engine=e0,state=ready}"] == 1
     assert found["anbar_router_engine_state{engine=e0,state=unhealthy}"] == 0
     assert found["anbar_router_index_blocks{}"] == 7
+    assert found["anbar_router_lost_log_lines{}"] == 11
     assert all(name.startswith("anbar_") and ":" not in name for name in found)
 
 

@@ -64,7 +64,14 @@ def measure(stack: Stack, rounds: int, dtype: str) -> Report:
     report = Report(
         name="main-job",
         command="make bench NAME=main-job",
-        setup={"model": MODEL, "dtype": dtype, "engines": 2, "store": "files", "prompt_tokens": lengths},
+        setup={
+            "model": MODEL,
+            "vllm": httpx.get(f"{next(iter(stack.engines().values())).url}/version").json()["version"],
+            "dtype": dtype,
+            "engines": 2,
+            "store": "files",
+            "prompt_tokens": lengths,
+        },
         series=[Series("computed", computed), Series("loaded", loaded), Series("routed warm", warm)],
     )
     report.ratio("computed / loaded on the other engine", report.series[0], report.series[1])

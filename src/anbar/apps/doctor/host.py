@@ -130,16 +130,19 @@ def _holder(port: int) -> int | None:
 def check_directory(topic: str, path: Path, *, key: str) -> Finding:
     """Can be made and written; has some room."""
     place = path
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
-    if not place.is_dir():
-        return fail(topic, f"{place} is not a directory", f"choose another {key}")
+    within = "" if place == path else f"{path} cannot be made: "
+    if not os.path.isdir(place):  # (Path.is_dir raises where access is denied)
+        return fail(topic, f"{within}{place} is not a directory", f"choose another {key}")
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         return fail(
-            topic, f"{place} cannot be written: {error.strerror}", f"choose another {key}, or chown it"
+            topic,
+            f"{within}{place} cannot be written: {error.strerror}",
+            f"choose another {key}, or chown it",
         )
     if path == place and path.stat().st_uid != os.getuid():
         return warn(topic, f"{path} belongs to another user", f"choose another {key}")

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anbar.adapters.process.state import running
-from anbar.apps.doctor.finding import Finding, fail, ok
+from anbar.apps.doctor.finding import Finding, Level, fail, ok
 from anbar.apps.doctor.host import (
     check_cpu,
     check_directory,
@@ -31,9 +31,7 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
     """Look at everything; changes nothing. Network checks wait a few seconds at most."""
     yield ok("anbar", f"{version('anbar')} in Python {platform.python_version()} at {sys.executable}")
     yield check_directory("state_dir", config.state_dir, key="state_dir")
-    if config.cache.mode is CacheMode.SHARED:
-        store = store_settings(config.cache.store, config.state_dir)
-        yield check_directory("store", Path(store["path"]), key="cache.store.path")
+    yield from check_store(config)
     stack = running(config.state_dir)
     if stack is not None:
         yield ok("stack", f"runs at {stack.endpoint} (process {stack.launcher.pid}): nothing to start")
@@ -45,12 +43,24 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
             yield from check_engine(engine, environ)
 
 
+def check_store(config: AnbarConfig) -> Iterator[Finding]:
+    """The directory of the shared store; only launched engines open it. Also made by `anbar up`: an engine
+    would need minutes to fail at it."""
+    if launched_entries(config) and config.cache.mode is CacheMode.SHARED:
+        store = store_settings(config.cache.store, config.state_dir)
+        yield check_directory("store", Path(store["path"]), key="cache.store.path")
+
+
 def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     if not launched_entries(config):
         return
     machine = read_machine(environ)
     try:
         interpreter = inspect(*choose(environ))
+        vllm = check_interpreter(interpreter, machine, needs_plugin=False)
+        if vllm.level is Level.FAIL:
+            yield vllm
+            return
         models = {
             launch.model: _model_place(launch.model, environ)
             for entry in launched_entries(config)
@@ -66,17 +76,24 @@ def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator
     yield from check_slots(config, machine, interpreter, slots)
 
 
+def check_interpreter(interpreter: Interpreter, machine: Machine, *, needs_plugin: bool) -> Finding:
+    """Whether engines can be launched with it; without this nothing else about them can be said."""
+    problem = complaint(interpreter, needs_plugin=needs_plugin, on_gpu=bool(machine.gpus))
+    if problem is not None:
+        what, _, fix = problem.partition("; fix: ")
+        return fail("vLLM", what, fix)
+    return ok("vLLM", f"{interpreter.vllm} in {interpreter.path} ({interpreter.origin})")
+
+
 def check_slots(
     config: AnbarConfig, machine: Machine, interpreter: Interpreter, slots: Slots
 ) -> Iterator[Finding]:
     """Checks of what is about to be launched: also what `anbar up` does before it starts anything."""
     plugin = any(needs_plugin(config.cache, slot.device) for group in slots.values() for slot in group)
-    problem = complaint(interpreter, needs_plugin=plugin, on_gpu=bool(machine.gpus))
-    if problem is not None:
-        what, _, fix = problem.partition("; fix: ")
-        yield fail("vLLM", what, fix)
+    vllm = check_interpreter(interpreter, machine, needs_plugin=plugin)
+    yield vllm
+    if vllm.level is Level.FAIL:
         return
-    yield ok("vLLM", f"{interpreter.vllm} in {interpreter.path} ({interpreter.origin})")
     yield from check_cpu(machine, slots)
     need = 0
     for entry in launched_entries(config):

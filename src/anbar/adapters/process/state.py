@@ -19,7 +19,7 @@ _VERSION = 1
 class PartState:
     """One child of the launcher. `kind` is "engine" or "router"; `pid` leads the command's process group,
     0 when it ended at once. `record` is the guard's own note of processes and shared memory; `shm` are the
-    names in /dev/shm that the part has by agreement."""
+    names in /dev/shm that the part has by agreement. `ready`: it has served since it was started."""
 
     name: str
     kind: str
@@ -30,6 +30,7 @@ class PartState:
     log: str
     url: str
     shm: tuple[str, ...] = ()
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def write_state(path: Path, state: StackState) -> None:
             "log": part.log,
             "url": part.url,
             "shm": list(part.shm),
+            "ready": part.ready,
         }
         for part in state.parts
     ]
@@ -106,6 +108,7 @@ def read_state(path: Path) -> StackState | None:
                 log=part["log"],
                 url=part["url"],
                 shm=tuple(part["shm"]),
+                ready=part.get("ready", False),
             )
             for part in data["parts"]
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -80,16 +81,27 @@ def root_cause(log: Path) -> str | None:
 
 async def answers(url: str, path: str = "/health", timeout_s: float = 2.0) -> bool:
     """Whether GET `url``path` answers 200 in time."""
-    return await asyncio.to_thread(_get, url, path, timeout_s)
+    return await asyncio.to_thread(_get, url, path, timeout_s) is not None
 
 
-def _get(url: str, path: str, timeout_s: float) -> bool:
+async def ask(url: str, path: str, timeout_s: float = 2.0) -> object:
+    """The JSON that GET `url``path` answers; None when there is no such answer in time."""
+    body = await asyncio.to_thread(_get, url, path, timeout_s)
+    try:
+        return json.loads(body) if body is not None else None
+    except ValueError:
+        return None
+
+
+def _get(url: str, path: str, timeout_s: float) -> bytes | None:
+    """The body of an answer with status 200."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}{path}")
-        return connection.getresponse().status == 200
+        reply = connection.getresponse()
+        return reply.read() if reply.status == 200 else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()

@@ -36,13 +36,14 @@ class PartSpec:
 
 
 class Part:
-    """Lives through several lives of its process. `on_change` is called after each start."""
+    """Lives through several lives of its process. `on_change` is called when it starts and when it serves."""
 
     def __init__(self, spec: PartSpec, reporter: Reporter, on_change: Callable[[], None]) -> None:
         self.spec = spec
         self._reporter = reporter
         self._on_change = on_change
         self._process: GuardedProcess | None = None
+        self._ready = False
 
     @property
     def name(self) -> str:
@@ -63,6 +64,7 @@ class Part:
             log=str(child.log),
             url=spec.url,
             shm=spec.shm,
+            ready=self._ready,
         )
 
     async def start(self) -> None:
@@ -75,8 +77,11 @@ class Part:
         except StackError:
             self._process = before  # there is nothing to stop
             raise
+        self._ready = False
         self._on_change()
         await self._until_ready(process, begin)
+        self._ready = True
+        self._on_change()
         self._reporter.ready(self.name, time.monotonic() - begin)
 
     async def _until_ready(self, process: GuardedProcess, begin: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from anbar.adapters.process.cleanup import clean_stale, make_scratch_dir, remove_scratch_dir
@@ -18,6 +19,7 @@ from anbar.adapters.process.state import (
     self_id,
     write_state,
 )
+from anbar.adapters.vllm.launch import ask
 from anbar.apps.doctor.finding import Finding, Level
 from anbar.apps.doctor.host import check_directory, check_ports
 from anbar.apps.doctor.run import check_interpreter, check_slots, check_store
@@ -166,7 +168,13 @@ async def _run(stack: Stack, plan: StackPlan, reporter: Reporter, announce: Anno
 
 
 async def _live(stack: Stack, plan: StackPlan, announce: Announce) -> None:
-    announce(plan, await stack.start())
+    seconds = await stack.start()
+    if not plan.models:  # attached engines only: their router knows by now what they serve
+        models = await ask(plan.router.url, "/v1/models")
+        cards = models.get("data") if isinstance(models, dict) else None
+        names = [str(card["id"]) for card in cards or () if isinstance(card, dict) and "id" in card]
+        plan = replace(plan, models=tuple(names))
+    announce(plan, seconds)
     await stack.watch()
 
 

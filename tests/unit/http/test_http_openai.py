@@ -54,7 +54,7 @@ def test_chat_is_read() -> None:
     assert api.body["tools"] == [{"type": "function"}]
 
 
-@pytest.mark.parametrize("prompt", ["one", "", ["one", "two"], [1, 2, 3], [[1], [2, 3]]])
+@pytest.mark.parametrize("prompt", ["one", ["one", "two"], [1, 2, 3], [[1], [2, 3]]])
 def test_kinds_of_prompt(prompt: object) -> None:
     """String, strings, token ids, lists of token ids."""
     assert parse(TEXT, text(prompt=prompt), ClientKv.REFUSE).body["prompt"] == prompt
@@ -105,7 +105,13 @@ def test_embeddings_may_stand_for_a_prompt() -> None:
         (TEXT, text(prompt=["a", 1]), "prompt", None),
         (TEXT, text(prompt=[1, True]), "prompt", None),
         (TEXT, text(prompt=[-1]), "prompt", None),
-        (TEXT, text(prompt=[[1], []]), "prompt", None),
+        (TEXT, text(prompt=[[1], []]), "prompt", "invalid_value"),
+        (TEXT, text(prompt=[[]]), "prompt", "invalid_value"),
+        (TEXT, text(prompt=""), "prompt", "invalid_value"),
+        (TEXT, text(prompt=[""]), "prompt", "invalid_value"),
+        (TEXT, text(prompt=["a", ""]), "prompt", "invalid_value"),
+        (TEXT, text(prompt=[1.5]), "prompt", None),
+        (TEXT, text(prompt="", prompt_embeds=[]), "prompt", "invalid_value"),
         (TEXT, text(prompt=[[1], ["a"]]), "prompt", None),
         (TEXT, b'{"model":"m","prompt":"p","cache\\u005fsalt":"s"}', "cache_salt", "unsupported_parameter"),
     ],
@@ -115,6 +121,107 @@ def test_wrong_values_are_named(endpoint: Endpoint, body: bytes, param: str, cod
     error = refused(endpoint, body)
     assert (error.status, error.param, error.code, error.kind) == (400, param, code, "invalid_request_error")
     assert param in error.message
+
+
+@pytest.mark.parametrize(
+    "content", [3, True, {"a": 1}, [1], [None], [{}], [{"type": 3}], [{"text": "x"}], [{"type": "text"}, []]]
+)
+def test_wrong_content_is_refused(content: object) -> None:
+    """A message's content is text or a list of parts that say what they are; the message is named."""
+    error = refused(CHAT, chat(messages=[*HELLO, {"role": "user", "content": content}]))
+    assert (error.param, error.code) == ("messages", "invalid_type")
+    assert "message 1" in error.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        [],
+        ["plain text"],
+        [{"type": "text", "text": "x"}, {"type": "new", "x": 1}],
+        [{"image_url": "http://x"}, {"type": None, "audio_url": "http://x"}],
+    ],
+)
+def test_content_that_vllm_takes(content: object) -> None:
+    """Nothing, text, text among parts, kinds that are not known here, and media that need no type."""
+    assert parse(CHAT, chat(messages=[{"role": "assistant", "content": content}]), ClientKv.REFUSE)
+
+
+WRONG_IN_BOTH: dict[str, list[object]] = {
+    "max_tokens": [-1, 0, 2**31, 1.5, "5"],
+    "n": [0, -1, 1.5, "2"],
+    "temperature": [-0.1, 2.1, "hot"],
+    "top_p": [0, 1.01, "x"],
+    "presence_penalty": [-2.1, 2.1, "x"],
+    "frequency_penalty": [-2.1, 2.1, "x"],
+    "stream_options": [{"include_usage": True}, {"include_usage": 3}, []],
+    "logit_bias": [{"a": 1}, {"1.5": 1}, {"1": "x"}, {"1": None}, [1]],
+    "stop": ["", ["a", ""], [3], 3],
+    "seed": ["a", 1.5, 2**63, -(2**63) - 1],
+    "prompt_logprobs": [-2, "a"],
+    "logprobs": ["a", 1.5, {}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG_IN_BOTH.items() for value in values]
+)
+@pytest.mark.parametrize("endpoint", list(Endpoint))
+def test_out_of_vllms_range(endpoint: Endpoint, name: str, value: object) -> None:
+    """What vLLM's own checks refuse is refused on both endpoints, and the field is named."""
+    error = refused(endpoint, (chat if endpoint is CHAT else text)(**{name: value}))
+    assert (error.status, error.param, error.kind) == (400, name, "invalid_request_error")
+    assert error.code in ("invalid_type", "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        (TEXT, {"logprobs": -2}, "logprobs"),
+        (TEXT, {"prompt_logprobs": 1, "max_tokens": 0}, "max_tokens"),
+        (TEXT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        (TEXT, {"echo": True, "max_tokens": -1}, "max_tokens"),
+        (TEXT, {"n": 2, "temperature": 0}, "n"),
+        (CHAT, {"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens"),
+        (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"top_logprobs": "a", "logprobs": True}, "top_logprobs"),
+        (CHAT, {"top_logprobs": -2, "logprobs": True}, "top_logprobs"),
+    ],
+)
+def test_fields_that_depend_on_another(endpoint: Endpoint, fields: dict[str, object], param: str) -> None:
+    """Combinations that vLLM refuses."""
+    assert refused(endpoint, (chat if endpoint is CHAT else text)(**fields)).param == param
+
+
+TAKEN_BY_BOTH: list[dict[str, object]] = [
+    {"temperature": 2, "top_p": 1, "presence_penalty": -2, "frequency_penalty": 2, "max_tokens": 1},
+    {"stream_options": {}},
+    {"logit_bias": {"1": 1, " 2 ": -200.5}, "stop": [], "seed": -(2**63), "n": 16384},
+    {"logit_bias": {}, "stop": "x", "seed": 2**63 - 1, "unheard_of": [{"x": -1}], "top_k": -1},
+    dict.fromkeys(("n", "temperature", "top_p", "stop", "seed", "logprobs", "max_tokens")),
+]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        (TEXT, {"echo": True, "max_tokens": 0}),
+        (TEXT, {"prompt": "", "prompt_embeds": "AA=="}),
+        (TEXT, {"use_beam_search": True, "temperature": 9, "presence_penalty": 3, "stop": ""}),
+        (TEXT, {"logprobs": -1, "prompt_logprobs": -1}),
+        (TEXT, {"stream": True, "prompt_logprobs": 0, "stream_options": {"continuous_usage_stats": True}}),
+        (TEXT, {"n": 2, "temperature": 0.5}),
+        (CHAT, {"max_completion_tokens": 5, "max_tokens": 0}),
+        (CHAT, {"top_logprobs": 0}),
+        (CHAT, {"top_logprobs": -1, "logprobs": True}),
+        *[(endpoint, fields) for endpoint in Endpoint for fields in TAKEN_BY_BOTH],
+    ],
+)
+def test_what_vllm_takes_is_not_refused(endpoint: Endpoint, fields: dict[str, object]) -> None:
+    """The ends of the ranges, null for every field, and what an engine reads otherwise than it seems."""
+    assert parse(endpoint, (chat if endpoint is CHAT else text)(**fields), ClientKv.REFUSE).model == "m"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +363,7 @@ def test_unknown_model_is_404_and_short() -> None:
         (TEXT, {"prompt": [[1] * 9999]}, False),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}] * 2}, True),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 2561}]}]}, True),
-        (CHAT, {"messages": [{"role": "user", "content": [{"image_url": {"url": "x" * 9999}}, 1]}]}, False),
+        (CHAT, {"messages": [{"role": "user", "content": [{"image_url": {"url": "x" * 9999}}, "x"]}]}, False),
     ],
 )
 def test_text_beyond_any_tokenization(endpoint: Endpoint, fields: dict[str, object], beyond: bool) -> None:

@@ -12,6 +12,17 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from anbar.adapters.http.bodies import (
+    Chat,
+    Common,
+    Completion,
+    bad,
+    judge_logprobs,
+    judge_messages,
+    judge_output_limit,
+    judge_prompt,
+    judge_sampling,
+)
 from anbar.core.errors import RequestError
 from anbar.core.refusals import prompt_too_long
 from anbar.core.request import MAX_CHARS_PER_TOKEN
@@ -21,7 +32,6 @@ _FIELD_IN_ERROR = re.compile(r"at `\$\.([A-Za-z0-9_]+)")
 _MISSING_FIELD = re.compile(r"missing required field `([A-Za-z0-9_]+)`")
 _SALT_FORBIDDEN = frozenset("@/\\\x00")
 _SALT_MAX_CHARS = 128
-_MAX_COUNT = 2**31 - 1
 
 
 class Endpoint(Enum):
@@ -54,57 +64,8 @@ class ApiRequest:
     cache_salt: str | None
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Common(msgspec.Struct, kw_only=True):
-    model: str
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    user: str | None = None
-    cache_salt: str | None = None
-    kv_transfer_params: dict[str, object] | None = None
-    ec_transfer_params: dict[str, object] | None = None
-    vllm_xargs: dict[str, object] | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
-
-
-class _Chat(_Common, kw_only=True):
-    messages: list[dict[str, object]]
-    max_completion_tokens: int | None = None
-    tools: list[dict[str, object]] | None = None
-    tool_choice: str | dict[str, object] | None = None
-    top_logprobs: int | None = None
-    logprobs: bool | None = None
-    echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    documents: list[dict[str, object]] | None = None
-    reasoning_effort: str | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-
-
-class _Completion(_Common, kw_only=True):
-    prompt: object = None
-    prompt_embeds: object = None
-    echo: bool | None = None
-    logprobs: int | None = None
-
-
 _decode_json = msgspec.json.Decoder().decode
-_BodyT = TypeVar("_BodyT", bound=_Common)
+_BodyT = TypeVar("_BodyT", bound=Common)
 
 
 def parse(endpoint: Endpoint, body: bytes, client_kv: ClientKv) -> ApiRequest:
@@ -113,8 +74,8 @@ def parse(endpoint: Endpoint, body: bytes, client_kv: ClientKv) -> ApiRequest:
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
     if endpoint is Endpoint.CHAT:
-        return _judge_chat(_typed(value, _Chat), value, client_kv)
-    return _judge_completion(_typed(value, _Completion), value, client_kv)
+        return _judge_chat(_typed(value, Chat), value, client_kv)
+    return _judge_completion(_typed(value, Completion), value, client_kv)
 
 
 def _decode(body: bytes) -> object:
@@ -144,17 +105,19 @@ def _wrong_value(text: str) -> RequestError:
     return RequestError(f"Invalid type for {name!r}: {text}.", param=name, code="invalid_type")
 
 
-def _judge_chat(typed: _Chat, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
-    _judge_common(typed, client_kv)
-    if not typed.messages:
-        raise _bad("messages", "must not be empty", "empty_array")
-    if not all(isinstance(message.get("role"), str) for message in typed.messages):
-        raise _bad("messages", "each message needs a `role`", "missing_parameter")
+def _judge_chat(typed: Chat, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
+    _judge_common(typed, body, client_kv)
+    judge_messages(typed.messages)
     output, param = typed.max_tokens, "max_tokens"
     if typed.max_completion_tokens is not None:
         output, param = typed.max_completion_tokens, "max_completion_tokens"
-        _in_range(param, output, 0)
-    skips_cache = typed.prompt_logprobs is not None or bool(typed.echo and typed.top_logprobs)
+    judge_output_limit(param, output, may_be_zero=False)
+    top_logprobs = typed.top_logprobs
+    if top_logprobs:
+        judge_logprobs("top_logprobs", top_logprobs)
+        if not typed.logprobs:
+            raise bad("top_logprobs", "needs `logprobs: true`", "invalid_value")
+    skips_cache = typed.prompt_logprobs is not None or bool(typed.echo and top_logprobs)
     return ApiRequest(
         Endpoint.CHAT,
         typed.model,
@@ -168,10 +131,12 @@ def _judge_chat(typed: _Chat, body: dict[str, object], client_kv: ClientKv) -> A
     )
 
 
-def _judge_completion(typed: _Completion, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
-    _judge_common(typed, client_kv)
-    if typed.prompt_embeds is None or typed.prompt is not None:
-        _judge_prompt(typed.prompt)
+def _judge_completion(typed: Completion, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
+    _judge_common(typed, body, client_kv)
+    if not typed.prompt_embeds or typed.prompt not in (None, "", []):
+        judge_prompt(typed.prompt)
+    judge_output_limit("max_tokens", typed.max_tokens, may_be_zero=bool(typed.echo))
+    judge_logprobs("logprobs", typed.logprobs)
     skips_cache = typed.prompt_logprobs is not None or bool(typed.echo and typed.logprobs is not None)
     return ApiRequest(
         Endpoint.COMPLETIONS,
@@ -187,52 +152,22 @@ def _judge_completion(typed: _Completion, body: dict[str, object], client_kv: Cl
     )
 
 
-def _wants_usage(typed: _Common) -> bool:
+def _wants_usage(typed: Common) -> bool:
     options = typed.stream_options
     return typed.stream is not True or bool(options and options.include_usage)
 
 
-def _judge_prompt(prompt: object) -> None:
-    """A string, strings, token ids or lists of token ids."""
-    if prompt is None:
-        raise RequestError(
-            "You must provide the parameter 'prompt'.", param="prompt", code="missing_parameter"
-        )
-    if isinstance(prompt, str):
-        return
-    if isinstance(prompt, list):
-        if not prompt:
-            raise _bad("prompt", "must not be empty", "empty_array")
-        if _are_tokens(prompt) or all(isinstance(item, str) for item in prompt):
-            return
-        if all(isinstance(item, list) and item and _are_tokens(item) for item in prompt):
-            return
-    raise _bad("prompt", "must be a string, a list of strings, of token ids, or of lists of token ids")
-
-
-def _are_tokens(items: list[object]) -> bool:
-    if set(map(type, items)) != {int}:  # bool is a type of its own here
-        return False
-    numbers = cast("list[int]", items)
-    return min(numbers) >= 0 and max(numbers) <= _MAX_COUNT
-
-
-def _judge_common(body: _Common, client_kv: ClientKv) -> None:
-    if not body.model:
-        raise _bad("model", "must not be empty")
-    _in_range("max_tokens", body.max_tokens, 0)
-    _in_range("n", body.n, 1)
-    if body.temperature is not None and body.temperature < 0:
-        raise _bad("temperature", "must not be negative", "invalid_value")
-    if body.top_p is not None and not 0 < body.top_p <= 1:
-        raise _bad("top_p", "must be above 0 and at most 1", "invalid_value")
-    if body.cache_salt is not None:
-        _judge_salt(body.cache_salt, client_kv)
+def _judge_common(typed: Common, body: dict[str, object], client_kv: ClientKv) -> None:
+    if not typed.model:
+        raise bad("model", "must not be empty")
+    judge_sampling(typed, body)
+    if typed.cache_salt is not None:
+        _judge_salt(typed.cache_salt, client_kv)
     for name in _ENGINE_SIDE_FIELDS:
-        if getattr(body, name) is not None and client_kv is ClientKv.REFUSE:
+        if getattr(typed, name) is not None and client_kv is ClientKv.REFUSE:
             raise _not_yours(name)
-        if body.vllm_xargs and name in body.vllm_xargs:
-            raise _bad("vllm_xargs", f"must not contain {name!r}", "invalid_value")
+        if typed.vllm_xargs and name in typed.vllm_xargs:
+            raise bad("vllm_xargs", f"must not contain {name!r}", "invalid_value")
 
 
 def _judge_salt(salt: str, client_kv: ClientKv) -> None:
@@ -240,16 +175,7 @@ def _judge_salt(salt: str, client_kv: ClientKv) -> None:
         raise _not_yours("cache_salt")
     if not salt or len(salt) > _SALT_MAX_CHARS or _SALT_FORBIDDEN & set(salt):
         limit = f"must have 1 to {_SALT_MAX_CHARS} characters, none of them `@`, `/`, `\\` or NUL"
-        raise _bad("cache_salt", limit, "invalid_value")
-
-
-def _in_range(name: str, value: int | None, lowest: int) -> None:
-    if value is not None and not lowest <= value <= _MAX_COUNT:
-        raise _bad(name, f"must be between {lowest} and {_MAX_COUNT}", "invalid_value")
-
-
-def _bad(param: str, what: str, code: str | None = None) -> RequestError:
-    return RequestError(f"Invalid value for {param!r}: {what}.", param=param, code=code)
+        raise bad("cache_salt", limit, "invalid_value")
 
 
 def _not_yours(name: str) -> RequestError:

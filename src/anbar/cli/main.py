@@ -2,9 +2,11 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+from anbar import __version__
 from anbar.cli import config, doctor, model, router, up
 from anbar.core.errors import AnbarError, ConfigError
 
@@ -13,13 +15,31 @@ EXIT_CONFIG = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"anbar {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="anbar",
-    help="A serving stack for vLLM whose KV cache can leave the GPU.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def anbar(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version and end."),
+    ] = False,
+) -> None:
+    """A serving stack for vLLM whose KV cache can leave the GPU."""
+
+
 app.command("up")(up.up)
 app.command("status")(up.status)
 app.command("down")(up.down)

@@ -2,17 +2,16 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from anbar.apps.router.app import run
-from anbar.config.load import Override, load
+from anbar.cli.options import ConfigOption, load_options
 
 
 def router(
-    config: Annotated[Path, typer.Option("--config", "-c", help="The anbar.yaml that names the engines.")],
+    file: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on, instead of router.host.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on, instead of router.port.")] = None,
 ) -> None:
@@ -21,10 +20,9 @@ def router(
     Logs one JSON object per line on standard error. SIGTERM or Ctrl-C lets running answers finish for
     router.drain_timeout_s; a second one ends at once.
     """
-    overrides = [
-        Override(key, str(value), f"command line --{name}")
-        for name, key, value in (("host", "router.host", host), ("port", "router.port", port))
-        if value is not None
-    ]
-    loaded = load(config, environ=os.environ, overrides=overrides)
+    shorthands = {
+        "router.host": ("--host", host),
+        "router.port": ("--port", str(port) if port is not None else None),
+    }
+    loaded = load_options(file, None, shorthands)
     raise typer.Exit(run(loaded.config, os.environ, sys.stderr.buffer))

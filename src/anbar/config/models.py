@@ -5,6 +5,7 @@ These classes check one value at a time; what must agree between values is in `c
 relative to the directory of the file.
 """
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,29 @@ Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
+_HTTP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
+_ZMQ_URL = re.compile(r"tcp://[^/\s]+:\d+|ipc:///\S+")
+
+
+def _http_form(url: str) -> str:
+    if _HTTP_URL.fullmatch(url) is None:
+        raise ValueError("allowed: http:// or https:// with a host, such as http://10.0.0.5:8000")
+    return url
+
+
+def _without_v1(url: str) -> str:
+    base = url.rstrip("/").removesuffix("/v1")
+    if base != url.rstrip("/"):
+        raise ValueError(f"allowed: the base address, without /v1: {base}")
+    return url
+
+
+def _zmq_form(url: str) -> str:
+    if _ZMQ_URL.fullmatch(url) is None:
+        raise ValueError("allowed: tcp://, a host and a port, such as tcp://10.0.0.5:5557, or ipc:///a/path")
+    return url
+
+
 def _with_port(url: str) -> str:
     """Refuses what has the look of an address and is none."""
     if url.startswith("ipc:"):
@@ -51,13 +75,22 @@ def _without_user(url: str) -> str:
 
 HttpUrl = Annotated[
     str,
-    StringConstraints(pattern=r"^https?://[^/?#\s]+(/[^?#\s]*)?$"),
+    AfterValidator(_http_form),
     AfterValidator(_with_port),
     AfterValidator(_without_user),
+    AfterValidator(_without_v1),
 ]
-ZmqUrl = Annotated[
-    str, StringConstraints(pattern=r"^(tcp://[^/\s]+:\d+|ipc:///\S+)$"), AfterValidator(_with_port)
-]
+ZmqUrl = Annotated[str, AfterValidator(_zmq_form), AfterValidator(_with_port)]
+
+
+def _not_empty(value: object) -> object:
+    """An empty path would mean the directory that the command happens to run in."""
+    if value == "":
+        raise ValueError("allowed: not empty")
+    return value
+
+
+NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
 
 
 class _Model(BaseModel):
@@ -201,7 +234,7 @@ class EngineConfig(_Model):
     api_key_env: EnvName | None = None
     """Name of the environment variable that holds the engine's API key; the key itself never stands here."""
 
-    api_key_file: Path | None = None
+    api_key_file: NamedPath | None = None
     """File whose content is the engine's API key. Not together with `api_key_env`."""
 
     events: ZmqUrl | None = None
@@ -222,7 +255,7 @@ class StoreConfig(_Model):
     kind: StoreKind = StoreKind.FILES
     """files: a directory, on a local disk or a file system that all machines mount."""
 
-    path: Path | None = None
+    path: NamedPath | None = None
     """Directory of a `files` store. null: `<state_dir>/store`."""
 
     id: Name | None = None
@@ -301,7 +334,7 @@ def _default_engines() -> tuple[EngineConfig, ...]:
 class AnbarConfig(_Model):
     """The whole of `anbar.yaml`. Without a file: two engines of the small model and a shared cache."""
 
-    state_dir: Path = Path(".anbar")
+    state_dir: NamedPath = Path(".anbar")
     """Directory (mode 0700) of pids, sockets, logs and the default store."""
 
     engines: Annotated[tuple[EngineConfig, ...], Field(min_length=1)] = Field(

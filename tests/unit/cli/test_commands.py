@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,16 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     shown = anbar("--help", cwd=tmp_path).stdout
     for command in ("up", "status", "down", "router", "doctor", "model", "config"):
         assert f" {command} " in shown
+
+
+def test_version(tmp_path: Path) -> None:
+    """As packages know it."""
+    assert anbar("--version", cwd=tmp_path).stdout == f"anbar {version('anbar')}\n"
+
+
+def test_router_reads_the_file_of_the_directory(tmp_path: Path) -> None:
+    """Like `up`: without --config ./anbar.yaml is meant."""
+    (tmp_path / "anbar.yaml").write_text("router: {prot: 1}\n")
+    done = anbar("router", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "anbar.yaml:1: router.prot" in done.stderr

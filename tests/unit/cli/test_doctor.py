@@ -90,7 +90,18 @@ def test_directories(tmp_path: Path) -> None:
     assert check_directory("x", tmp_path / "a" / "b", key="k").level is Level.OK
     (tmp_path / "file").touch()
     assert "is not a directory" in check_directory("x", tmp_path / "file" / "b", key="k").detail
-    assert check_directory("x", Path("/proc/anbar"), key="k").level is Level.FAIL
+    finding = check_directory("x", Path("/proc/anbar"), key="k")
+    assert finding.level is Level.FAIL
+    assert finding.detail.startswith("/proc/anbar cannot be made: /proc cannot be written")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_address_of_another_machine(host: str) -> None:
+    """No port would help."""
+    (finding,) = check_ports([("router", host, 8000)])
+    assert finding.level is Level.FAIL
+    assert "correct router.host" in finding.fix
+    assert "port" not in finding.fix
 
 
 def model(tmp_path: Path, **config: object) -> EngineSlot:

@@ -23,6 +23,7 @@ _PROCESS_BYTES = 2 * 1024**3
 _SHM_PER_WORKER = 64 * 1024**2
 """vLLM's message rings and semaphores in /dev/shm."""
 _MIN_DISK = 2 * 1024**3
+_TAKEN = "it is taken"
 
 
 def check_cpu(machine: Machine, slots: Slots) -> Iterator[Finding]:
@@ -93,10 +94,17 @@ def check_ports(wanted: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
         pid = _holder(port)
         holder = f" by process {pid}" if pid is not None else ""
         key = "router.port" if who == "router" else "launch.port"
-        fix = f"stop it, or choose another {key}"
+        fix = f"stop it, or choose another {key}" if problem == _TAKEN else f"choose another {key}"
+        if not _can_be_bound(host):  # whatever the port
+            fix = "correct router.host: an address of this machine, 127.0.0.1 or 0.0.0.0"
+            holder = ""
         yield fail("port", f"{host}:{port} for {who} cannot be used: {problem}{holder}", fix)
     if wanted and all(_bind_problem(host, port) is None for _, host, port in wanted):
         yield ok("ports", ", ".join(f"{port} ({who})" for who, _, port in wanted) + " are free")
+
+
+def _can_be_bound(host: str) -> bool:
+    return _bind_problem(host, 0) is None
 
 
 def _bind_problem(host: str, port: int) -> str | None:
@@ -112,7 +120,7 @@ def _bind_problem(host: str, port: int) -> str | None:
         except PermissionError:
             return "ports below 1024 need privileges"
         except OSError as error:
-            return "it is taken" if error.errno == errno.EADDRINUSE else str(error.strerror)
+            return _TAKEN if error.errno == errno.EADDRINUSE else str(error.strerror)
     return None
 
 

@@ -89,13 +89,13 @@ def _install(venv: Path, python: Path, wanted: list[str], begin: float) -> int:
         command = [str(python), "-m", "pip", "install", "-qq", *options, *extra, "-r", str(listed)]
         pips.append(subprocess.Popen(command, env=_environment()))
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
+    names = {_normal(line.split("==")[0]) for line in wanted}
     said = time.monotonic()
     while any(pip.poll() is None for pip in pips):
         time.sleep(0.2)
         if time.monotonic() - said >= REPORT_S:
             said = time.monotonic()
-            done = sum(1 for _ in site.glob("*.dist-info"))
-            _say(f"{venv.name}: {done} of about {len(wanted)} packages … {said - begin:.0f} s")
+            _say(f"{venv.name}: {_progress(site, names)} … {said - begin:.0f} s")
         if any(pip.poll() not in (None, 0) for pip in pips):
             for pip in pips:
                 pip.kill()
@@ -104,6 +104,18 @@ def _install(venv: Path, python: Path, wanted: list[str], begin: float) -> int:
     if any(pip.wait() != 0 for pip in pips):
         return _fail(f"{venv.name}: pip failed (see above)")
     return 0
+
+
+def _progress(site: Path, names: set[str]) -> str:
+    """pip fetches all of its share before it installs the first of it, so for long nothing can be counted."""
+    done = names & {_normal(info.name.split("-")[0]) for info in site.glob("*.dist-info")}
+    if not done:
+        return f"fetching {len(names)} packages"
+    return f"{len(done)} of {len(names)} packages installed"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _deal(wanted: list[str], num_shares: int) -> list[list[str]]:

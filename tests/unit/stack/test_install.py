@@ -1,6 +1,7 @@
 """scripts/install.py: what is there already is not installed again. A stand-in for the environment's python
 writes down what it was asked, so nothing is fetched."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_failure_is_not_taken_for_done(environment: Environment) -> None:
     assert "pip failed" in failed.stderr
     assert environment.install("one==1").returncode == 0
     assert environment.asked()
+
+
+def test_progress_counts_what_was_asked_for(tmp_path: Path) -> None:
+    """pip itself and packages of before do not count; names are compared as pip compares them."""
+    progress = runpy.run_path(str(SCRIPT))["_progress"]
+    names = {"one-package", "two"}
+    (tmp_path / "pip-25.0.dist-info").mkdir()
+    assert progress(tmp_path, names) == "fetching 2 packages"
+    (tmp_path / "One_Package-1.0.dist-info").mkdir()
+    assert progress(tmp_path, names) == "1 of 2 packages installed"
 
 
 def test_only_pins(environment: Environment) -> None:

@@ -122,6 +122,60 @@ async def test_unknown_model(stack: Stack) -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonl"])
+async def test_body_that_is_not_called_json(stack: Stack, kind: str) -> None:
+    """As vLLM does, the router refuses a body that is not called JSON, and says which header to send."""
+    async with Raw.open(stack.port) as raw:
+        body = json.dumps(completion("a"))
+        named = f"content-type: {kind}\r\n" if kind else ""
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n{named}content-length: {len(body)}\r\n\r\n"
+        raw.write(f"{head}{body}".encode())
+        error = assert_refused(await raw.answer())
+    assert error["code"] == "unsupported_media_type"
+    assert "Content-Type: application/json" in str(error["message"])
+
+
+async def test_model_that_is_not_there(stack: Stack) -> None:
+    """GET /v1/models/{model} for a model that no engine serves, slashes and all, is 404; POST is 405."""
+    for name in ("gpt-nothing", "org/name", "a%2Fb", "%D8%B3", "%FF", "x" * 2000):
+        error = assert_refused(await stack.get(f"/v1/models/{name}"), 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert_refused(await stack.get("/v1/models/"), 404)
+    assert_refused(await stack.post(f"/v1/models/{MODEL}", {}), 405)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("content-length: 99999999\r\n", 413),
+        ("".join(f"x-{i}: v\r\n" for i in range(200)), 431),
+        ("x: " + "v" * 40_000 + "\r\n", 431),
+    ],
+)
+async def test_what_is_too_large_can_be_traced(stack: Stack, lines: str, status: int) -> None:
+    """A refusal before the request was complete bears the client's id, and is counted by its status."""
+    counter = f'anbar_router_malformed_total{{status="{status}"}} '
+    before = _value((await stack.get("/metrics")).body.decode(), counter)
+    async with Raw.open(stack.port) as raw:
+        raw.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-request-id: big-1\r\n{lines}\r\n".encode())
+        answer = await asyncio.wait_for(raw.answer(), 5)
+    assert_refused(answer, status)
+    assert answer.headers["x-request-id"] == answer.headers["x-anbar-request-id"] == "big-1"
+    assert _value((await stack.get("/metrics")).body.decode(), counter) == before + 1
+
+
+def _value(page: str, counter: str) -> float:
+    return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(counter)), 0.0)
+
+
+async def test_refusal_without_a_sane_id_gets_one(stack: Stack) -> None:
+    """Where no usable id was read, the router makes one."""
+    async with Raw.open(stack.port) as raw:
+        raw.write(b"NONSENSE\r\n\r\n")
+        answer = await asyncio.wait_for(raw.answer(), 5)
+    assert len(answer.headers["x-request-id"]) == 32
+
+
 async def test_unknown_path_and_method(stack: Stack) -> None:
     """An unknown path is 404, a wrong method 405; neither is forwarded."""
     assert_refused(await stack.get("/v1/nothing"), 404)

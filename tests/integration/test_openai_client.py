@@ -97,6 +97,17 @@ async def test_persian_and_hindi(stack: Stack, client: AsyncOpenAI, streamed: bo
     assert text == SCRIPTS
 
 
+async def test_models_are_listed_and_retrieved(client: AsyncOpenAI) -> None:
+    """What the list shows can be asked for by its name; what it does not is a NotFoundError."""
+    listed = [model async for model in client.models.list()]
+    assert MODEL in [model.id for model in listed]
+    for model in listed:
+        assert await client.models.retrieve(model.id) == model
+    with pytest.raises(NotFoundError) as caught:
+        await client.models.retrieve("org/nothing")
+    assert caught.value.code == "model_not_found"
+
+
 async def test_errors_are_the_clients_own(client: AsyncOpenAI) -> None:
     """The client raises its own exceptions for an unknown model and for a prompt that is too long."""
     with pytest.raises(NotFoundError) as unknown:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Connection, ask, no_more_descriptors, scripted
+from scripted import Connection, ask, no_more_descriptors, post, scripted
 
 from anbar.apps.router.app import Router, allow_descriptors
 from anbar.config.models import AnbarConfig
@@ -41,7 +41,7 @@ class Pages:
         self.hang = False
 
     async def script(self, connection: Connection) -> None:
-        path = connection.head.split(b" ")[1].decode()
+        path = connection.head.split(b" ")[1].partition(b"?")[0].decode()
         if self.hang:
             await connection.gone()
             return
@@ -112,6 +112,20 @@ async def test_engine_is_discovered_and_described() -> None:
         assert b'anbar_router_engine_state{engine="e0",state="ready"} 1.0' in text
 
 
+async def test_card_of_one_model() -> None:
+    """A model's card by its name, whose slash may be escaped or not; HEAD too, and nothing under the card."""
+    card = {"id": "org/مدل", "root": "m", "parent": None, "max_model_len": 100, "created": 5}
+    pages = Pages({**PAGES, "/v1/models": {"data": [card]}})
+    async with scripted(pages.script) as engine, running(configured(engine.port)) as (router, port):
+        await becomes(router, EngineState.READY)
+        for name in ("org/%D9%85%D8%AF%D9%84", "org%2F%D9%85%D8%AF%D9%84?x=1"):
+            assert (await get(port, f"/v1/models/{name}"))[:2] == (200, card)
+            assert (await get(port, f"/v1/models/{name}", method="HEAD"))[:2] == (200, b"")
+        for name in ("org", "org/", "org/%D9%85%D8%AF%D9%84/x", "%FF"):
+            status, page, _ = await get(port, f"/v1/models/{name}")
+            assert (status, page["error"]["code"]) == (404, "model_not_found")
+
+
 async def test_before_any_engine_is_ready() -> None:
     """Nothing listens at the engine's address: alive, not ready and why, no models, 503 for requests."""
     async with running(configured(free_port())) as (_, port):
@@ -124,8 +138,7 @@ async def test_before_any_engine_is_ready() -> None:
         body = b'{"model":"m","prompt":"x"}'
         text = await ask(
             port,
-            b"POST /v1/completions HTTP/1.1\r\nhost: r\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body),
+            post(body),
         )
         assert text.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in text
@@ -299,8 +312,7 @@ async def test_drain_lets_a_request_finish() -> None:
         asking = asyncio.create_task(
             ask(
                 port,
-                b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: %d\r\n\r\n%b"
-                % (len(body), body),
+                post(body, b""),
             )
         )
         await asyncio.sleep(0.03)

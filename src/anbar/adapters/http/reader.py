@@ -1,6 +1,7 @@
 """From bytes to requests, without sockets: the parser, its limits, and what it refuses."""
 
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 
 import httptools
@@ -90,6 +91,11 @@ class RequestReader:
         if self.current is None:
             return Phase.IDLE
         return Phase.BODY if self.current.in_body else Phase.HEAD
+
+    @property
+    def refused_headers(self) -> Sequence[Header]:
+        """What was read of the headers of the request that did not become complete."""
+        return self.current.headers if self.current is not None else ()
 
     def refuse_flood(self) -> None:
         """Call while an answer is awaited: refuse what comes when more waits behind it than should. Reading

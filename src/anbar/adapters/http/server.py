@@ -6,12 +6,12 @@ side, or half of it, counts as gone: the answer in progress is given up at once.
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from anbar.adapters.http.deadline import Deadline
 from anbar.adapters.http.limits import ServerLimits
-from anbar.adapters.http.message import Answer, Request, error_answer, render_headers, status_line
+from anbar.adapters.http.message import Answer, Header, Request, error_answer, render_headers, status_line
 from anbar.adapters.http.reader import Incoming, Phase, RequestReader
 from anbar.core.errors import RequestError
 
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
         self._deadline.set(max(0.0, self._body_began_s + allowed_s - now_s))
 
     def _refuse(self, refusal: RequestError) -> None:
-        answer = error_answer(refusal)
+        answer = error_answer(refusal, self._server.refusal_headers(self._reader.refused_headers))
         head = status_line(answer.status) + render_headers(answer.headers)
         self.send(b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(answer.body), _CLOSE, answer.body))
         self._server.on_refusal(refusal)
@@ -316,17 +316,20 @@ class Connection(asyncio.Protocol):
 
 class HttpServer:
     """Listens and owns the connections. `handler` gets each exchange; `on_refusal` hears of requests that
-    were refused before they were complete."""
+    were refused before they were complete, and `refusal_headers` says what their answers carry, from those of
+    their headers that were read."""
 
     def __init__(
         self,
         handler: Callable[[Exchange], None],
         limits: ServerLimits,
         on_refusal: Callable[[RequestError], None] = lambda refusal: None,
+        refusal_headers: Callable[[Sequence[Header]], Sequence[Header]] = lambda headers: (),
     ) -> None:
         self.handler = handler
         self.limits = limits
         self.on_refusal = on_refusal
+        self.refusal_headers = refusal_headers
         self.connections: set[Connection] = set()
         self.draining = False
         self.loop: asyncio.AbstractEventLoop

@@ -21,6 +21,7 @@ from anbar.apps.router.build import attach, attached, cache_setup, server_limits
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
 from anbar.apps.router.flow import Flow, FlowParts
+from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.monitor import Monitor, MonitorParts
 from anbar.apps.router.prompts import Prompts
@@ -92,6 +93,7 @@ class Router:
             endpoints.handle,
             server_limits(router),
             on_refusal=lambda refusal: self.emit(RequestMalformed(refusal.status)),
+            refusal_headers=lambda headers: id_headers(request_id(headers)),
         )
 
     async def start(self) -> int:

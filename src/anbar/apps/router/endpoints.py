@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import unquote_to_bytes
 
 from anbar import __version__
 from anbar.adapters.http.message import Answer, error_answer, json_answer
@@ -15,8 +16,10 @@ from anbar.apps.router.headers import id_headers, request_id
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
+from anbar.core.refusals import unknown_model
 from anbar.route import PrefixIndex
 
+_MODEL = b"/v1/models/"
 _METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -76,11 +79,13 @@ class Endpoints:
         except Exception as error:  # noqa: BLE001 - the supervisor of a cold endpoint
             self._parts.emit(SupervisorCaught("endpoint", type(error).__name__))
             answer = internal(())
-        ids = id_headers(request_id(request))
+        ids = id_headers(request_id(request.headers))
         exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
 
     def _answer(self, exchange: Exchange, path: bytes, routed: Endpoint | None) -> Answer:
         answered = self._answered.get(path)
+        if answered is None and path.startswith(_MODEL) and path != _MODEL:
+            answered = self._model
         method = exchange.request.method
         if answered is not None and method in (b"GET", b"HEAD"):
             return answered(exchange)
@@ -97,10 +102,21 @@ class Endpoints:
 
     def _models(self, exchange: Exchange) -> Answer:
         """All models of the ready engines, each once, as the first engine describes it."""
+        return json_answer(200, {"object": "list", "data": list(self._cards().values())})
+
+    def _model(self, exchange: Exchange) -> Answer:
+        """One model's card. A name may contain slashes, and clients may send them as `%2F`."""
+        name = unquote_to_bytes(exchange.request.path[len(_MODEL) :]).decode("utf-8", "replace")
+        card = self._cards().get(name)
+        if card is None:
+            raise unknown_model(name)
+        return json_answer(200, card)
+
+    def _cards(self) -> dict[str, Mapping[str, object]]:
         cards: dict[str, Mapping[str, object]] = {}
         for engine in self._parts.fleet.ready():
             cards = {**engine.facts.cards, **cards}
-        return json_answer(200, {"object": "list", "data": list(cards.values())})
+        return cards
 
     def _health(self, exchange: Exchange) -> Answer:
         return json_answer(200, {"status": "alive"})

@@ -29,7 +29,7 @@ from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
-from anbar.apps.router.headers import answer_headers, forwarded, id_headers, request_id
+from anbar.apps.router.headers import answer_headers, check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.record import Record
 from anbar.apps.router.relay import Relay
@@ -109,7 +109,9 @@ class Flow:
     async def _supervise(self, exchange: Exchange, endpoint: Endpoint) -> None:
         parts = self._parts
         record = Record(
-            request_id=request_id(exchange.request), endpoint=endpoint.value, started_s=parts.clock.now_s()
+            request_id=request_id(exchange.request.headers),
+            endpoint=endpoint.value,
+            started_s=parts.clock.now_s(),
         )
         ids = id_headers(record.request_id)
         try:
@@ -141,6 +143,7 @@ class Flow:
 
     async def _serve(self, exchange: Exchange, endpoint: Endpoint, record: Record) -> None:
         parts = self._parts
+        check_content_type(exchange.request)
         api = parse(endpoint, exchange.request.body, parts.client_kv)
         record.stream = api.stream
         serving = self._serving(api.model)

@@ -2,8 +2,10 @@
 
 import re
 import secrets
+from collections.abc import Sequence
 
-from anbar.adapters.http.message import HOP_BY_HOP, JSON_TYPE, Header, Request, end_to_end, render_headers
+from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
+from anbar.core.errors import RequestError
 from anbar.core.ids import EngineId, RequestId
 
 _REQUEST_DROPPED = HOP_BY_HOP | {
@@ -22,12 +24,22 @@ _ANSWER_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
-def request_id(request: Request) -> RequestId:
+def request_id(headers: Sequence[Header]) -> RequestId:
     """The client's `x-request-id` if it is one that can stand in a log line, else a new one."""
-    given = request.header(b"x-request-id")
+    given = next((value for name, value in headers if name == b"x-request-id"), None)
     if given is not None and _SANE_ID.fullmatch(given):
         return RequestId(given.decode())
     return RequestId(secrets.token_hex(16))
+
+
+def check_content_type(request: Request) -> None:
+    """Refuse a body that is not called JSON, by vLLM's own rule (`validate_json_request`) and status."""
+    given = request.header(b"content-type")
+    if given is None or given.partition(b";")[0].lower() != b"application/json":
+        raise RequestError(
+            "The body must be JSON and say so: send the header `Content-Type: application/json`.",
+            code="unsupported_media_type",
+        )
 
 
 def id_headers(rid: RequestId) -> tuple[Header, Header]:
@@ -38,8 +50,6 @@ def id_headers(rid: RequestId) -> tuple[Header, Header]:
 def forwarded(request: Request, rid: RequestId) -> bytes:
     """Rendered header lines that every engine gets for this request."""
     kept = end_to_end(request.headers, _REQUEST_DROPPED)
-    if request.header(b"content-type") is None:
-        kept.append(JSON_TYPE)
     kept.append((b"x-request-id", rid.encode()))
     kept.append((b"content-length", b"%d" % len(request.body)))
     return render_headers(kept)

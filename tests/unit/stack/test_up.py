@@ -380,6 +380,7 @@ def test_status_down_and_a_killed_launcher(place: Place) -> None:
     ending = anbar("status", "-c", config, cwd=place.directory)
     assert ending.returncode == 1
     assert f"was killed; its processes are ending: a-0 ({part['pid']})" in ending.stdout
+    os.kill(part["pid"], signal.SIGCONT)
     run.until(lambda: place.processes() == [], 25)
     assert "nothing runs" in anbar("status", "-c", config, cwd=place.directory).stdout
     place.up().ready()

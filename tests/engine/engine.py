@@ -4,12 +4,12 @@ Its command is the one that `anbar up` would run (`anbar.config.render.engine_co
 what a user gets.
 """
 
-import ctypes
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from anbar.adapters.process import guard
 from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
 from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig, StoreConfig
 from anbar.config.render import EngineCommand, EngineSlot, engine_command, store_settings
@@ -94,7 +93,7 @@ class Engine:
         self._port = port
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self._mapped: set[Path] = set()
+        self._record = log.with_suffix(".json")
         self._scratch_dir: Path | None = None
 
     @property
@@ -103,17 +102,19 @@ class Engine:
         return Path(f"/dev/shm/vllm_offload_{self.config.name}.mmap")
 
     def start(self) -> None:
-        """Start the engine's processes; it is not ready yet."""
+        """Start the engine behind a guard, as `anbar up` does: nothing of it outlives the test run, however
+        that ends. It is not ready yet."""
         self._scratch_dir = make_scratch_dir()
         command = self._command(self._scratch_dir)
+        options = ["--record", str(self._record), "--grace-s", "30", "--", *command.argv]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command.argv,
+                [sys.executable, "-I", "-S", guard.__file__, *options],
                 env={**os.environ, **command.env},
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  # one system call, no lock, no allocation
             )
 
     def wait_ready(self) -> None:
@@ -130,9 +131,8 @@ class Engine:
                 time.sleep(0.5)
 
     def terminate(self, timeout_s: float = 60.0) -> None:
-        """End it as a supervisor does: SIGTERM to the server, SIGKILL to what is left of its group."""
+        """End it as a supervisor does: SIGTERM to the server, SIGKILL to what is left."""
         assert self._process is not None
-        self._mapped |= _shared_memory(self._process.pid)
         self._process.terminate()
         try:
             self._process.wait(timeout_s)
@@ -140,15 +140,14 @@ class Engine:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to all its processes. vLLM's own message queues in /dev/shm have random names and may
-        outlive them: those that these processes had mapped go too, so that test runs do not fill it."""
-        if self._process is not None:
-            self._mapped |= _shared_memory(self._process.pid)
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """SIGKILL to all its processes at once; no harm when it has ended. vLLM's message queues in /dev/shm
+        would outlive that: the guard, which lives on, removes them."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError, ValueError):
+                main = int(json.loads(self._record.read_text())["main"])
+                os.killpg(main, signal.SIGKILL)
+            self._process.stdin.close()
             self._process.wait(30)
-            for path in self._mapped - {self.region}:
-                path.unlink(missing_ok=True)
         if self._scratch_dir is not None:
             remove_scratch_dir(self._scratch_dir)
 
@@ -227,25 +226,6 @@ class Engine:
         )
         store = store_settings(config.cache.store, scratch_dir)
         return engine_command(self._python, config.launch(), config.cache, slot, store)
-
-
-def _shared_memory(group: int) -> set[Path]:
-    """Files in /dev/shm that a process group has mapped."""
-    found: set[Path] = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if os.getpgid(process.pid) == group:
-                maps = Path(f"/proc/{process.pid}/maps").read_text()
-                found |= {Path(name) for name in re.findall(r"/dev/shm/\S+$", maps, re.MULTILINE)}
-    return found
-
-
-_prctl = ctypes.CDLL(None).prctl
-
-
-def _die_with_parent() -> None:
-    """The test run may be killed: the kernel then ends the engine (PR_SET_PDEATHSIG)."""
-    _prctl(1, signal.SIGKILL)
 
 
 def _answer(data: dict[str, Any], text: str, seconds: float) -> Answer:

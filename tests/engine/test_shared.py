@@ -53,8 +53,8 @@ def pair(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFacto
     )
     blocks = sum(answer.prompt_tokens // BLOCK for answer in (past.prompt, past.chat, past.salted))
     first.wait_metric(STORES, blocks, result="hit")
+    assert not first.region.exists(), "nobody but the kernel could free it after SIGKILL"
     first.kill()
-    assert not first.region.exists()
     second = launch(EngineConfig(unique("b"), smollm2, shared(store), num_blocks=96))
     second.wait_ready()
     yield Pair(past, second)

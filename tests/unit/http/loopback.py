@@ -9,7 +9,7 @@ from anbar.adapters.http.limits import ServerLimits
 from anbar.adapters.http.server import Exchange, HttpServer
 
 LIMITS = ServerLimits(
-    header_timeout_s=0.15, body_timeout_s=0.15, keep_alive_s=0.4, linger_s=0.1, max_body_bytes=100_000
+    header_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0.4, linger_s=0.1, max_body_bytes=100_000
 )
 
 

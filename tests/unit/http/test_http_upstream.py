@@ -20,7 +20,7 @@ from anbar.adapters.http.upstream import (
 )
 from anbar.core.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 
-LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.15, keep_idle_s=5.0)
+LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.5, keep_idle_s=5.0)
 REQUEST = b"POST /x HTTP/1.1\r\nhost: e\r\ncontent-length: 2\r\n\r\n"
 
 

@@ -206,6 +206,8 @@ async def test_events_that_cannot_be_taken_in_are_told() -> None:
     assert b'"where":"kv","error":"KeyError"' in sink.getvalue()
 
 
+# Without descriptors a socket may be left half made by the event loop, which Python then complains of.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_probes_without_file_descriptors_blame_no_engine() -> None:
     """The router may open no more files: its engines stay READY, and the log tells of it."""
     sink = io.BytesIO()

@@ -203,8 +203,8 @@ class LaunchConfig(_Model):
     """Device memory for KV, per worker. null: 1GiB on a cpu, what vLLM finds free on cuda."""
 
     weights_id: Annotated[str, StringConstraints(min_length=1)] | None = None
-    """Name of the weights in the shared store, to be changed with them. null: told from the model's files;
-    needed only for a model by its hub name."""
+    """Name of the weights in the shared store, to be changed with them. null: told from the model's files.
+    Needed for a model by its hub name, and with LoRA adapters, to be changed with their files too."""
 
     args: tuple[str, ...] = ()
     """More arguments for vLLM's API server, as on its command line. Those that Anbar sets are refused."""

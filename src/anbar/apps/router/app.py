@@ -17,6 +17,7 @@ from anbar.adapters.http.openai import ClientKv
 from anbar.adapters.http.server import HttpServer
 from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
+from anbar.apps.clock import SystemClock
 from anbar.apps.router.build import attach, attached, cache_setup, server_limits, upstream_limits
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
@@ -35,13 +36,6 @@ TOKENIZER_THREADS = 2
 
 FORCED_EXIT = 1
 """Exit code after a second signal: work was cut."""
-
-
-class SystemClock:
-    """The machine's monotonic clock."""
-
-    def now_s(self) -> float:
-        return time.monotonic()
 
 
 class Router:

@@ -2,13 +2,15 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from anbar.testing.fake_engine import write_tokenizer
+from tests.integration.stack import Setup, Stack, running_stack
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +23,10 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short_directory() -> Iterator[Path]:
     """A directory with a short name: the path of a Unix socket has at most 107 bytes."""
     directory = Path(tempfile.mkdtemp(prefix="anbar-"))
-    yield directory
-    shutil.rmtree(directory)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
 
 
 @pytest.fixture
@@ -37,3 +41,18 @@ def module_dir() -> Iterator[Path]:
     """Where the sockets and files of a module's common stack are."""
     with short_directory() as directory:
         yield directory
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    """A module's stack: two plain engines, unless the module has its own."""
+    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(common: Stack) -> AsyncIterator[Stack]:
+    """The module's stack, as good as new after each test."""
+    yield common
+    await common.assert_idle()
+    common.restore()

@@ -3,21 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.integration.harness import Answer, Raw
-from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Setup, Stack, chat, completion, running_stack
+from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Stack, chat, completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
-        yield running
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -2,30 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from anbar.testing.fake_engine import Fault, FaultKind
 from tests.integration.harness import Raw
-from tests.integration.stack import COMPLETIONS, Setup, Stack, completion, running_stack
+from tests.integration.stack import COMPLETIONS, Stack, completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def stack(common: Stack) -> AsyncIterator[Stack]:
-    yield common
-    await common.assert_idle()
-    common.restore()
 
 
 async def test_keep_alive(stack: Stack) -> None:

@@ -2,31 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from anbar.testing.fake_engine import Fault, FaultKind, Pace
-from tests.integration.stack import MODEL, Setup, Stack, running_stack, text_prompt
+from tests.integration.stack import MODEL, Stack, text_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCRIPTS = "سلام دنیا، نمی‌دانم چرا؛ नमस्ते दुनिया, क्षेत्र में ज्ञान — 👩‍👩‍👧 ok"
 MESSAGES = [{"role": "system", "content": "کوتاه بنویس"}, {"role": "user", "content": "नमस्ते, سلام!"}]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
-    async with running_stack(Setup(tokenizer_dir, module_dir)) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def stack(common: Stack) -> AsyncIterator[Stack]:
-    yield common
-    await common.assert_idle()
-    common.restore()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

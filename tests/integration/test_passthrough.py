@@ -68,13 +68,6 @@ async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
         yield running
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def stack(common: Stack) -> AsyncIterator[Stack]:
-    yield common
-    await common.assert_idle()
-    common.restore()
-
-
 @pytest.fixture
 def engine(stack: Stack) -> FakeEngine:
     return stack.engines["e0"]

@@ -100,11 +100,6 @@ def replay_request(first_seq: int) -> list[bytes]:
     return [b"", first_seq.to_bytes(SEQ_BYTES, "big")]
 
 
-def decode_batch(frames: Sequence[bytes]) -> KvBatch:
-    """Decode a live message in full; raises WireError."""
-    return decode_message(live_message(frames))
-
-
 def decode_message(message: Message) -> KvBatch:
     """Decode the payload of a message; raises WireError."""
     try:

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import httpx
-from tests.e2e.stack import MODEL, Stack, free_ports, prose, run_stack
+from tests.e2e.stack import MODEL, Stack, prose, run_stack
+from tests.ports import free_ports
 
 from benchmarks.report import Report, Series
 

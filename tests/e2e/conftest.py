@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.stack import Stack, free_ports, run_stack
+from tests.e2e.stack import Stack, run_stack
+from tests.ports import free_ports
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -201,22 +200,6 @@ class Stack:
         )
         usage = next(chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage"))
         return Answer(text=text, usage=usage, headers=response.headers, ttft_s=ttft_s, chunks=chunks)
-
-
-def free_ports(count: int) -> list[int]:
-    """Consecutive free TCP ports on loopback."""
-    for base in range(18100 + (os.getpid() % 1000) * 8, 60000, 16):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, sock in enumerate(sockets):
-                sock.bind(("127.0.0.1", base + offset))
-            return [base + offset for offset in range(count)]
-        except OSError:
-            continue
-        finally:
-            for sock in sockets:
-                sock.close()
-    raise AssertionError("no free ports")
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Real vLLM engines, shared by the tests of a session: a start costs half a minute and a core."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from anbar.apps import interpreter, model
 from tests.engine.engine import Engine, EngineConfig
+from tests.ports import free_port
 
 MARKERS = {
     "native": "host RAM offload of one engine",
@@ -58,7 +58,7 @@ def launch(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     engines: list[Engine] = []
 
     def start(config: EngineConfig) -> Engine:
-        engine = Engine(engine_python, config, _free_port(), logs / f"{config.name}-{len(engines)}.log")
+        engine = Engine(engine_python, config, free_port(), logs / f"{config.name}-{len(engines)}.log")
         engines.append(engine)
         engine.start()
         return engine
@@ -71,10 +71,3 @@ def launch(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def unique(name: str) -> str:
     """An engine_id that no other run on this machine uses."""
     return f"anbar-test-{os.getpid()}-{name}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

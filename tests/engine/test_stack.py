@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from anbar.adapters.process import proc
-from tests.e2e.stack import MODEL, Answer, Stack, free_ports, prose, run_stack, wait_until
+from tests.e2e.stack import MODEL, Answer, Stack, prose, run_stack, wait_until
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.stack
 

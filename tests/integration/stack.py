@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import io
 import json
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import yaml
 from anbar.testing.fake_engine import FakeEngine, FakeEngineConfig
 from tests.integration.harness import Answer, Raw, call, eventually
 from tests.integration.router import running_router
+from tests.ports import free_port
 
 MODEL = "fake-model"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -27,12 +27,6 @@ QUICK = {
     "drain_timeout_s": 2.0,
 }
 """Router settings of a test: everything that is waited for comes soon."""
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def text_prompt(name: str, words: int = 60) -> str:

@@ -21,7 +21,6 @@ from tests.integration.stack import (
     chat,
     completion,
     engines_of,
-    free_port,
     open_stream,
     parsed,
     read_events,
@@ -29,6 +28,7 @@ from tests.integration.stack import (
     running_stack,
     text_prompt,
 )
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEFORE_FIRST_BYTE = [

@@ -22,10 +22,10 @@ from tests.integration.stack import (
     Setup,
     completion,
     engines_of,
-    free_port,
     open_stream,
     read_events,
 )
+from tests.ports import free_port
 
 PART = bytes(range(256)) * 256
 NUM_PARTS = 960

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from scripted import Connection, ask, no_more_descriptors, post, scripted
+from tests.ports import free_port
 
 from anbar.apps.router.app import Router, allow_descriptors
 from anbar.config.models import AnbarConfig
@@ -62,12 +63,6 @@ def configured(*ports: int, **router: Any) -> AnbarConfig:
     engines = [{"name": f"e{i}", "url": f"http://127.0.0.1:{port}"} for i, port in enumerate(ports)]
     settings = {"port": free_port(), "health_interval_s": 0.03, "connect_timeout_s": 0.3, **router}
     return AnbarConfig.model_validate({"engines": engines, "router": settings})
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @asynccontextmanager

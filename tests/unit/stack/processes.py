@@ -1,8 +1,6 @@
 """What the tests of processes share."""
 
 import asyncio
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -27,23 +25,6 @@ else:
         value("--served-model-name"), "--events", events["endpoint"], "--replay", events["replay_endpoint"]]
 os.execv("{python}", ["{python}", *command])
 """
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` adjacent free ports."""
-    for base in range(20000 + os.getpid() % 2000 * 20, 60000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", base + offset))
-        except OSError:
-            continue
-        else:
-            return base
-        finally:
-            for one in sockets:
-                one.close()
-    raise AssertionError("no free ports")
 
 
 async def eventually(check: Callable[[], bool], limit_s: float = 10.0) -> None:

@@ -15,7 +15,8 @@ from anbar.apps.stack.part import Part, PartSpec
 from anbar.apps.stack.plan import StackPlan
 from anbar.apps.stack.stack import Stack
 from anbar.config.models import Restart
-from tests.unit.stack.processes import CHILD, below, eventually, free_ports
+from tests.ports import free_port, free_ports
+from tests.unit.stack.processes import CHILD, below, eventually
 
 
 class Silent:
@@ -45,7 +46,7 @@ def spec_of(tmp_path: Path, name: str, port: int) -> PartSpec:
 async def test_cancelled_while_its_process_starts(tmp_path: Path, pause_s: float) -> None:
     """Ctrl-C in the milliseconds between the start of the guard and its first note: `stop` knows it."""
     before = set(below(os.getpid()))
-    part = Part(spec_of(tmp_path, "a-0", free_ports(1)), Silent(), lambda: None)
+    part = Part(spec_of(tmp_path, "a-0", free_port()), Silent(), lambda: None)
     assert part.state() is None
     starting = asyncio.create_task(part.start())
     while not set(below(os.getpid())) - before:  # noqa: ASYNC110 (no pause: the moment matters)
@@ -61,8 +62,8 @@ async def test_cancelled_while_its_process_starts(tmp_path: Path, pause_s: float
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     """One engine and a router, both `fake_child.py`, and started."""
-    base = free_ports(2)
-    engine, router = spec_of(tmp_path, "a-0", base), spec_of(tmp_path, "router", base + 1)
+    engine_port, router_port = free_ports(2)
+    engine, router = spec_of(tmp_path, "a-0", engine_port), spec_of(tmp_path, "router", router_port)
     made = Stack(StackPlan(tmp_path, tmp_path / "scratch", (engine,), router, {}, ()), Silent())
     try:
         await made.start()

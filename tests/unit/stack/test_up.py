@@ -20,8 +20,9 @@ import yaml
 from anbar.adapters.process import proc
 from anbar.adapters.process.cleanup import clean_stale
 from anbar.adapters.process.state import read_state
+from tests.ports import free_ports
 from tests.unit.cli.test_commands import anbar
-from tests.unit.stack.processes import fake_python, free_ports, tiny_model
+from tests.unit.stack.processes import fake_python, tiny_model
 
 START_S = 30.0
 
@@ -64,7 +65,7 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.base = free_ports(3)
+        self.base, *_ = free_ports(3)
         self.state_dir = directory / "state"
         self.env = {
             "ANBAR_ENGINE_PYTHON": str(fake_python(directory)),

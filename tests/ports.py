@@ -2,8 +2,8 @@
 
 A port that was free a moment ago may be taken when the server binds it: by another test that looked at the
 same time, or by the kernel, which gives outgoing connections any port of its local range. So ports come from
-below that range, and each is claimed, until this process ends, by a name in Linux's abstract socket namespace:
-the kernel releases it with the process, and nothing is left on disk (unix(7))."""
+below that range, and each is claimed, until this process ends, by a name in Linux's abstract socket
+namespace: the kernel releases it with the process, and nothing is left on disk (unix(7))."""
 
 import socket
 from pathlib import Path

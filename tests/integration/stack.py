@@ -22,7 +22,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUICK = {
     "health_interval_s": 0.1,
     "first_byte_timeout_s": 5.0,
-    "connect_timeout_s": 0.5,
+    "connect_timeout_s": 3.0,
     "idle_timeout_s": 5.0,
     "drain_timeout_s": 2.0,
 }

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+from dataclasses import replace
 
 import pytest
 from loopback import engine, ok, read_request
@@ -20,7 +21,10 @@ from anbar.adapters.http.upstream import (
 )
 from anbar.core.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 
-LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.5, keep_idle_s=5.0)
+LIMITS = UpstreamLimits(connect_timeout_s=5.0, first_byte_timeout_s=5.0, idle_timeout_s=5.0, keep_idle_s=30.0)
+"""Wide enough for a machine that is busy with other tests."""
+SHORT = replace(LIMITS, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
+"""For the tests in which an engine says nothing."""
 REQUEST = b"POST /x HTTP/1.1\r\nhost: e\r\ncontent-length: 2\r\n\r\n"
 
 
@@ -208,7 +212,7 @@ async def test_first_byte_timeout_counts_to_the_body(beginning: bytes) -> None:
 
     async with engine(script) as port:
         with pytest.raises(UpstreamTimeout):
-            await pool_of(port).ask(REQUEST, b"ab")
+            await pool_of(port, SHORT).ask(REQUEST, b"ab")
         await asyncio.wait_for(closed.wait(), 1)
 
 
@@ -222,7 +226,7 @@ async def test_silence_in_the_middle_breaks_the_answer() -> None:
 
     async with engine(script) as port:
         sink = Sink()
-        (await pool_of(port).ask(REQUEST, b"ab")).pump(sink)
+        (await pool_of(port, SHORT).ask(REQUEST, b"ab")).pump(sink)
         assert not await asyncio.wait_for(sink.end, 2)
         assert sink.data == b"a"
 
@@ -238,12 +242,12 @@ async def test_paused_answer_is_not_taken_for_a_silent_one() -> None:
         await reader.read()
 
     async with engine(script) as port:
-        pool = pool_of(port)
+        pool = pool_of(port, SHORT)
         sink = Sink()
         reply = await pool.ask(REQUEST, b"ab")
         reply.pump(sink)
         reply.pause()
-        await asyncio.sleep(2 * LIMITS.idle_timeout_s)
+        await asyncio.sleep(2 * SHORT.idle_timeout_s)
         assert sink.data == b"a"
         reply.resume()
         assert await asyncio.wait_for(sink.end, 2)

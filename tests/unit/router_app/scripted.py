@@ -24,7 +24,7 @@ from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
 from anbar.route import PrefillLearner, PrefixIndex
 
-LIMITS = UpstreamLimits(connect_timeout_s=0.3, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
+LIMITS = UpstreamLimits(connect_timeout_s=3.0, first_byte_timeout_s=0.5, idle_timeout_s=0.5)
 SSE = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )

@@ -61,7 +61,7 @@ class Pages:
 
 def configured(*ports: int, **router: Any) -> AnbarConfig:
     engines = [{"name": f"e{i}", "url": f"http://127.0.0.1:{port}"} for i, port in enumerate(ports)]
-    settings = {"port": free_port(), "health_interval_s": 0.03, "connect_timeout_s": 0.3, **router}
+    settings = {"port": free_port(), "health_interval_s": 0.03, "connect_timeout_s": 3, **router}
     return AnbarConfig.model_validate({"engines": engines, "router": settings})
 
 

@@ -2,5 +2,4 @@
 
 Pure and deterministic: no clock, no sockets, no threads. `Engine` is told the time and says when a step ends.
 It serves the emulator, the simulator and the advisor; `tests/engine` holds it to real vLLM block by block.
-block by block.
 """

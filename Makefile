@@ -39,11 +39,11 @@ check: install-router ## format, lint, types, layers, sizes, pins
 
 unit: install-router ## unit tests
 	@echo "== unit tests"
-	@$(PYTEST) tests/unit -n $(JOBS)
+	@$(PYTEST) tests/unit -n $(JOBS) --dist worksteal
 
 integration: install-router ## router and stack against fake engines
 	@echo "== integration tests, about two minutes"
-	@$(PYTEST) tests/integration -n $(JOBS)
+	@$(PYTEST) tests/integration -n $(JOBS) --dist worksteal
 
 e2e: install model ## the main job on real vLLM
 	@echo "== end-to-end tests on real vLLM, minutes"

@@ -35,8 +35,8 @@ class Silent:
         return
 
 
-def spec_of(tmp_path: Path, name: str, port: int) -> PartSpec:
-    argv = [sys.executable, str(CHILD), "--port", str(port)]
+def spec_of(tmp_path: Path, name: str, port: int, *options: str) -> PartSpec:
+    argv = [sys.executable, str(CHILD), "--port", str(port), *options]
     log, record = tmp_path / "logs" / f"{name}.log", tmp_path / f"{name}-run" / "record.json"
     child = ChildSpec(name, argv, dict(os.environ), log, record, 1.0)
     return PartSpec("engine", child, f"http://127.0.0.1:{port}", "/health", 20.0, Restart.ON_FAILURE)
@@ -46,7 +46,8 @@ def spec_of(tmp_path: Path, name: str, port: int) -> PartSpec:
 async def test_cancelled_while_its_process_starts(tmp_path: Path, pause_s: float) -> None:
     """Ctrl-C in the milliseconds between the start of the guard and its first note: `stop` knows it."""
     before = set(below(os.getpid()))
-    part = Part(spec_of(tmp_path, "a-0", free_port()), Silent(), lambda: None)
+    never_ready = spec_of(tmp_path, "a-0", free_port(), "--delay-s", "60")
+    part = Part(never_ready, Silent(), lambda: None)
     assert part.state() is None
     starting = asyncio.create_task(part.start())
     while not set(below(os.getpid())) - before:  # noqa: ASYNC110 (no pause: the moment matters)

@@ -81,6 +81,12 @@ def _first(point: tuple[int, float]) -> int:
     return point[0]
 
 
+def _check_positive(cost: object, *names: str) -> None:
+    for name in names:
+        if getattr(cost, name) < 0:
+            raise ValueError(f"{name} is {getattr(cost, name)}, must not be negative")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyCost:
     """Time to copy KV between a device and a host: `latency + s_per_copy * copies + s_per_byte * bytes`.
@@ -93,6 +99,9 @@ class CopyCost:
     """Once per transfer."""
     s_per_copy: float = 0.0
     s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "latency_s", "s_per_copy", "s_per_byte")
 
     def seconds(self, num_bytes: int, num_copies: int = 1) -> float:
         """Seconds to copy `num_bytes` in `num_copies` pieces; 0.0 for nothing."""
@@ -126,9 +135,7 @@ class EngineCost:
     """Per prompt token, outside of steps: tokenizing."""
 
     def __post_init__(self) -> None:
-        for name in ("prefill_s_per_token2", "decode_s_per_kv_byte", "front_s", "front_s_per_token"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, must not be negative")
+        _check_positive(self, "prefill_s_per_token2", "decode_s_per_kv_byte", "front_s", "front_s_per_token")
         if not 0 <= self.copy_delay <= 1:
             raise ValueError(f"copy_delay is {self.copy_delay}, must be between 0 and 1")
 

@@ -1,0 +1,1 @@
+"""`anbar calibrate`: measures a running engine over its public API and writes its cost file."""

@@ -1,0 +1,55 @@
+"""Cost files on disk. What is in them: `anbar.core.cost_file`."""
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from anbar.core.cost_file import CostFile, parse, render
+from anbar.core.errors import ConfigError
+
+MAX_BYTES = 1024**2
+"""A cost file has some 3 KiB."""
+
+
+def read_cost_file(path: Path) -> CostFile:
+    """The content of `path`. Raises ConfigError, which names the file and what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: longer than {MAX_BYTES} bytes; allowed: a file by `anbar calibrate`")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8; allowed: a file by `anbar calibrate`") from error
+    return parse(text, str(path))
+
+
+def write_cost_file(path: Path, content: CostFile) -> None:
+    """Write `path` at once or not at all: whoever reads it sees the old content or the new.
+
+    Raises ConfigError when it cannot be written.
+    """
+    text = render(content)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            os.fchmod(handle, 0o644)  # figures, no secrets; mkstemp makes it private
+            file.write(text)
+        Path(name).replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        with suppress(FileNotFoundError):
+            Path(name).unlink()
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be written: {error.strerror or error}")

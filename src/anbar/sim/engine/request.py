@@ -55,6 +55,8 @@ class EngineRequest:
     num_computed: int = 0
     """Tokens whose KV is on the device, or will be when the current step ends."""
     blocks: list[int] = field(default_factory=list)
+    num_keyed: int = 0
+    """Leading blocks that can be hit by others (`num_cached_block`)."""
     num_preemptions: int = 0
     num_device_hit: int = 0
     """Prompt tokens that the first admission found on the device."""

@@ -1,0 +1,55 @@
+"""What an engine has counted since its start, as vLLM's metrics count it."""
+
+from dataclasses import dataclass
+
+from anbar.sim.engine.request import EngineRequest
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals; tokens unless the name says otherwise. The names of vLLM's counters are in the docstrings."""
+
+    num_preemptions: int = 0
+    """Requests (`num_preemptions`)."""
+    num_prompt: int = 0
+    """Of requests that got their first token (`prompt_tokens`): the sum of the next three."""
+    num_prompt_computed: int = 0
+    """`prompt_tokens_by_source{source="local_compute"}`."""
+    num_prompt_device_hit: int = 0
+    """`prompt_tokens_by_source{source="local_cache_hit"}`."""
+    num_prompt_external_hit: int = 0
+    """`prompt_tokens_by_source{source="external_kv_transfer"}`."""
+    num_generated: int = 0
+    """`generation_tokens`."""
+    num_prefix_queries: int = 0
+    """Looked up on the device when requests were admitted first (`prefix_cache_queries`)."""
+    num_prefix_hits: int = 0
+    num_external_queries: int = 0
+    """Looked up in the tiers below (`external_prefix_cache_queries`)."""
+    num_external_hits: int = 0
+    num_evictions: int = 0
+    """Blocks whose content gave way to something else."""
+    num_loaded: int = 0
+    """Copied to the device."""
+    num_stored: int = 0
+    """Copied from the device."""
+
+    def count_lookup(
+        self, request: EngineRequest, num_device: int, num_external: int, *, asked_tiers: bool
+    ) -> None:
+        """A request was admitted, or started to load. Preempted ones come again and are not counted."""
+        if request.num_preemptions:
+            return
+        if request.reads_cache:
+            self.num_prefix_queries += request.num_tokens
+            self.num_prefix_hits += num_device
+        if asked_tiers:
+            self.num_external_queries += request.num_tokens - num_device
+            self.num_external_hits += num_external
+
+    def count_prompt(self, request: EngineRequest) -> None:
+        """A request got its first token."""
+        self.num_prompt += request.num_prompt_tokens
+        self.num_prompt_computed += request.num_prompt_tokens - request.num_cached_tokens
+        self.num_prompt_device_hit += request.num_device_hit
+        self.num_prompt_external_hit += request.num_external_hit

@@ -1,0 +1,134 @@
+"""One engine: told the time, it says what its next step does and when that ends.
+
+engine = Engine(shape, cost)
+engine.add(request)
+while (running := engine.start_step(now_s)) is not None:
+    now_s = running.ends_s          # adds and aborts may come in between
+    result = engine.finish_step()
+"""
+
+import math
+from dataclasses import dataclass
+
+from anbar.core.errors import ConfigError
+from anbar.core.ids import RequestId
+from anbar.sim.engine.counters import Counters
+from anbar.sim.engine.pace import StepCost
+from anbar.sim.engine.pool import BlockPool
+from anbar.sim.engine.request import EngineRequest
+from anbar.sim.engine.scheduler import Scheduler
+from anbar.sim.engine.shape import EngineShape, HostShape
+from anbar.sim.engine.step import Step, StepResult
+
+IDLE_STEP_S = 0.001
+"""How long vLLM waits after a step that computed nothing while requests or transfers are unfinished
+(`EngineCoreProc._process_engine_step`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where KV goes when it leaves the device."""
+
+    host: HostShape | None = None
+
+
+NO_TIERS = Tiers()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A step under way."""
+
+    step: Step
+    ends_s: float
+
+
+class Engine:
+    """A model of one vLLM engine (0.32, one full-attention cache group, synchronous scheduling)."""
+
+    def __init__(self, shape: EngineShape, cost: StepCost, tiers: Tiers = NO_TIERS) -> None:
+        """Raises ConfigError when the longest request would not fit on the device."""
+        usable = (shape.num_blocks - 1) * shape.block_size
+        if usable < shape.max_model_len:
+            raise ConfigError(
+                f"num_blocks is {shape.num_blocks}: the device holds {usable} tokens, less than "
+                f"max_model_len, which is {shape.max_model_len}"
+            )
+        self.shape = shape
+        self.counters = Counters()
+        self._cost = cost
+        self._pool = BlockPool(shape.num_blocks, prefix_caching=shape.prefix_caching)
+        self._scheduler = Scheduler(shape, self._pool, self.counters)
+        self._step: Step | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are being served."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are queued, or whose blocks are being loaded."""
+        return self._scheduler.num_waiting
+
+    @property
+    def usage(self) -> float:
+        """Share of the device's blocks that requests hold, 0..1."""
+        return self._pool.usage
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises RequestError when it cannot be served."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        """The client is gone: end the request, if it is here, without a further output."""
+        self._scheduler.abort(request_id)
+
+    def start_step(self, now_s: float, until_s: float = math.inf) -> Running | None:
+        """Plan a step; None when there is nothing to do.
+
+        Decode steps that are alike are taken in one stride, of which each ends by `until_s` (the next
+        arrival, say), unless it is the first.
+        """
+        assert self._step is None, "the last step has not been finished"
+        if not self._scheduler.has_work:
+            return None
+        step = self._step = self._scheduler.schedule()
+        seconds = self._cost.seconds(step, self.shape)
+        most = self._scheduler.max_repeats(step)
+        if most > 1 and (count := self._repeats(step, most, seconds, until_s - now_s)) > 1:
+            self._scheduler.repeat(step, count)
+            seconds = self._cost.seconds(step, self.shape)
+        if not step.pieces:
+            seconds = max(seconds, IDLE_STEP_S)
+        return Running(step, now_s + seconds)
+
+    def finish_step(self) -> StepResult:
+        """The step is over: what it did becomes visible."""
+        assert self._step is not None, "no step is under way"
+        step, self._step = self._step, None
+        self.counters.num_evictions = self._pool.num_evictions
+        return self._scheduler.finish(step)
+
+    def clear_cache(self) -> bool:
+        """Forget what the device caches; False, and nothing done, while a request holds blocks."""
+        return self._scheduler.clear_cache()
+
+    def check_integrity(self) -> None:
+        """AssertionError unless every block, key and request is accounted for."""
+        self._scheduler.check_integrity()
+
+    def _repeats(self, step: Step, most: int, seconds: float, limit_s: float) -> int:
+        """The most repeats, up to `most`, that end within `limit_s`; at least one."""
+        if seconds * most > limit_s:
+            most = max(1, min(most, int(limit_s / seconds))) if limit_s > 0 else 1
+        low, high = 1, most
+        while low < high:
+            middle = (low + high + 1) // 2 if low > 1 else high
+            step.num_repeats = middle
+            if self._cost.seconds(step, self.shape) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        step.num_repeats = 1
+        return low

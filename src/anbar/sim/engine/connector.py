@@ -1,40 +1,260 @@
-"""What joins the scheduler with the tiers below the device: vLLM's offloading connector."""
+"""What joins the scheduler with the tiers below the device: vLLM's offloading connector.
+
+Models vLLM 0.32 `distributed/kv_transfer/kv_connector/v1/offloading/{scheduler,worker}.py` for one
+full-attention group, with a copy worker that is done when a copy is submitted (as Anbar's on the CPU
+platform). A step's loads are copied in that step and its requests can run in the next one; what a step
+computes is stored at the start of the next one, or in the same step when the blocks of an ended request are
+given away in it.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
+from anbar.core.ids import RequestId
+from anbar.sim.engine.counters import Counters
 from anbar.sim.engine.events import EngineEvent
-from anbar.sim.engine.request import EngineRequest
-from anbar.sim.engine.step import Step
+from anbar.sim.engine.host import Found, HostTier
+from anbar.sim.engine.request import BlockKey, EngineRequest, Status
+from anbar.sim.engine.shape import EngineShape, HostShape, Offload
+from anbar.sim.engine.step import Piece, Step
 
 
-class Connector(Protocol):
-    """The scheduler's side of vLLM's KV connector."""
+@dataclass(eq=False, slots=True)
+class _Offload:
+    """What the connector knows of a request."""
+
+    request: EngineRequest
+    num_chunks_seen: int = 0
+    """Leading chunks that need not be offered any more: stored, loaded or there."""
+    num_jobs: int = 0
+    used: set[BlockKey] = field(default_factory=set)
+    blocks: list[int] = field(default_factory=list)
+    """The blocks that it had when it ended."""
+    is_over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A copy of some chunks of a request between device and host."""
+
+    offload: _Offload
+    keys: list[BlockKey]
+    num_tokens: int
+
+
+class Connector:
+    """Plans the copies of a step, and settles them when it ends."""
+
+    def __init__(self, shape: EngineShape, host: HostShape, counters: Counters) -> None:
+        """Raises ConfigError when the host tier holds nothing."""
+        self._shape = shape
+        self._chunk_blocks = host.chunk_blocks
+        self._chunk_tokens = host.chunk_blocks * shape.block_size
+        self._prompt_only = host.offload is Offload.PROMPT
+        self._host = HostTier(host.num_chunks)
+        self._counters = counters
+        self._offloads: dict[RequestId, _Offload] = {}
+        self._behind: set[_Offload] = set()
+        """Whose last offer was refused: they offer again in the next step."""
+        self._loads: list[_Job] = []
+        self._stores: list[_Job] = []
+        """Planned in this step, to be copied in the next one."""
+        self._copying: list[_Job] = []
+        """Stores that are copied in this step."""
+        self._loading: set[BlockKey] = set()
+        self._given_away: set[int] = set()
+        """Blocks that requests got when they started to load in this step."""
 
     @property
     def has_work(self) -> bool:
         """Whether steps must go on although no request needs any."""
-        ...
+        return bool(self._loads or self._stores or self._copying)
 
     def open(self, request: EngineRequest) -> None:
         """A request came."""
+        self._offloads[request.id] = _Offload(request)
 
     def match(self, request: EngineRequest, num_local: int) -> int | None:
         """How many tokens after `num_local` can be loaded; None: ask again in the next step."""
+        offload = self._offloads[request.id]
+        if not request.reads_cache:
+            return 0
+        if offload.num_jobs:
+            return None
+        size = self._chunk_tokens
+        limit = request.num_tokens
+        if request.max_load_tokens is not None:
+            limit = min(limit, num_local + request.max_load_tokens)
+        end = limit // size
+        if end * size - num_local < size:
+            return 0
+        start = num_local // size
+        keys = self._keys(request, start, end)
+        num_hits = self._num_hits(keys)
+        if num_hits is None:
+            return None
+        num_tokens = (start + num_hits) * size - num_local
+        if not num_hits or num_tokens < size:
+            return 0
+        if self._shape.prefix_caching and not self._loading.isdisjoint(keys[:num_hits]):
+            return None  # in a step or two they will be on the device
+        return num_tokens
 
     def load(self, request: EngineRequest, num_local_blocks: int, num_tokens: int) -> None:
         """Load what was matched into the request's blocks, which have been taken."""
+        offload = self._offloads[request.id]
+        end = (num_local_blocks * self._shape.block_size + num_tokens) // self._chunk_tokens
+        keys = self._keys(request, num_local_blocks // self._chunk_blocks, end)
+        self._host.pin(keys)
+        self._loading.update(keys)
+        self._given_away.update(request.blocks)
+        offload.used.update(keys)
+        offload.num_chunks_seen = end
+        self._start(_Job(offload, keys, num_tokens), self._loads)
 
     def plan(self, step: Step, ended: Sequence[EngineRequest]) -> None:
-        """The step is planned: say what it copies."""
+        """The step is planned, and `ended` have ended since the last one: say what it copies."""
+        self._copying, self._stores = self._stores, []
+        num_running = len(step.pieces) - step.num_admitted
+        size = self._chunk_tokens
+        for index, piece in enumerate(step.pieces):
+            after = piece.num_before + piece.num_new
+            is_due = after // size > piece.num_before // size or index >= num_running
+            if is_due or self._behind:
+                self._offer(self._offloads[piece.request.id], after)
+        for request in ended:
+            self._offer_last(self._offloads[request.id], step)
+        for request in ended:
+            self._close(self._offloads[request.id])
+        self._given_away.clear()
+        self._account(step)
 
     def finish(self) -> list[EngineRequest]:
         """The step is over: the requests whose loads are over too."""
-        ...
+        stores, self._copying = self._copying, []
+        loads, self._loads = self._loads, []
+        for job in stores:
+            self._host.written(job.keys)
+            self._end(job)
+        for job in loads:
+            self._host.unpin(job.keys)
+            self._loading.difference_update(job.keys)
+            self._end(job)
+        return [job.offload.request for job in loads]
 
     def close(self, request: EngineRequest) -> None:
         """A request ended; its blocks are still its own."""
+        self._offloads[request.id].blocks = request.blocks
 
     def take_events(self) -> list[EngineEvent]:
         """What happened to the tiers since the last call."""
-        ...
+        return self._host.take_events()
+
+    def check_integrity(self) -> None:
+        """AssertionError unless copies, requests and chunks agree."""
+        jobs = [*self._loads, *self._stores, *self._copying]
+        for offload in self._offloads.values():
+            assert offload.num_jobs == sum(job.offload is offload for job in jobs), "jobs miscounted"
+        assert self._loading == {key for job in self._loads for key in job.keys}
+        self._host.check_integrity()
+
+    def _keys(self, request: EngineRequest, start: int, end: int) -> list[BlockKey]:
+        """Keys of chunks start..end of a request; a chunk has the key of its last block."""
+        size = self._chunk_blocks
+        return list(request.keys.first(end * size)[start * size + size - 1 :: size])
+
+    def _num_hits(self, keys: Sequence[BlockKey]) -> int | None:
+        """Leading chunks that are there; None when that is not certain yet. All are asked for up to the first
+        that is missing, so that slow tiers begin to fetch them."""
+        num_hits, is_certain = 0, True
+        for key in keys:
+            found = self._host.lookup(key)
+            if found is Found.MISS:
+                break
+            num_hits += 1
+            is_certain = is_certain and found is Found.HIT
+        return num_hits if is_certain else None
+
+    def _offer(self, offload: _Offload, num_tokens: int) -> _Job | None:
+        """Store what is new of the first `num_tokens` tokens of a request."""
+        request = offload.request
+        num_tokens = min(num_tokens, request.num_tokens)
+        if request.max_offload_tokens is not None:
+            num_tokens = min(num_tokens, request.max_offload_tokens)
+        if self._prompt_only:
+            num_tokens = min(num_tokens, request.num_prompt_tokens)
+        start, end = offload.num_chunks_seen, num_tokens // self._chunk_tokens
+        if end <= start:
+            return None
+        new = self._host.reserve(self._keys(request, start, end), offload.used)
+        if new is None:
+            self._behind.add(offload)
+            return None
+        self._behind.discard(offload)
+        offload.num_chunks_seen = end
+        if not new:
+            return None
+        return self._start(_Job(offload, new, len(new) * self._chunk_tokens), self._stores)
+
+    def _offer_last(self, offload: _Offload, step: Step) -> None:
+        """Store what an ended request has left. Its blocks are free: when they were given away in this step,
+        they are copied before it computes."""
+        request = offload.request
+        is_aborted = request.status is Status.ABORTED
+        num_tokens = request.num_computed if is_aborted else request.num_tokens - 1
+        start = offload.num_chunks_seen
+        job = self._offer(offload, min(num_tokens, len(offload.blocks) * self._shape.block_size))
+        if job is None:
+            return
+        size = self._chunk_blocks
+        stored = set(job.keys)
+        indices = [start + i for i, key in enumerate(self._keys(request, start, offload.num_chunks_seen))
+                   if key in stored]  # fmt: skip
+        blocks = {block for i in indices for block in offload.blocks[i * size : (i + 1) * size]}
+        if not blocks.isdisjoint(self._blocks_given(step)):
+            self._stores.remove(job)
+            self._copying.append(job)
+
+    def _blocks_given(self, step: Step) -> set[int]:
+        """Blocks that requests got in this step, also those that they share."""
+        given = set(self._given_away)
+        num_running = len(step.pieces) - step.num_admitted
+        for index, piece in enumerate(step.pieces):
+            blocks = piece.request.blocks
+            given.update(blocks if index >= num_running else blocks[self._num_blocks_before(piece) :])
+        return given
+
+    def _num_blocks_before(self, piece: Piece) -> int:
+        return -(-piece.num_before // self._shape.block_size)
+
+    def _close(self, offload: _Offload) -> None:
+        request = offload.request
+        offload.is_over = True
+        self._behind.discard(offload)
+        end = request.num_tokens // self._chunk_tokens
+        used = [key for key in self._keys(request, 0, end) if key in offload.used]
+        self._host.refresh(reversed(used))
+        self._forget_if_done(offload)
+
+    def _start(self, job: _Job, jobs: list[_Job]) -> _Job:
+        job.offload.num_jobs += 1
+        jobs.append(job)
+        return job
+
+    def _end(self, job: _Job) -> None:
+        job.offload.num_jobs -= 1
+        self._forget_if_done(job.offload)
+
+    def _forget_if_done(self, offload: _Offload) -> None:
+        if offload.is_over and not offload.num_jobs:
+            del self._offloads[offload.request.id]
+
+    def _account(self, step: Step) -> None:
+        """Copies of this step. The KV of a block lies in `copies_per_block` pieces."""
+        block_size, pieces = self._shape.block_size, self._shape.copies_per_block
+        step.num_loaded_tokens = sum(job.num_tokens for job in self._loads)
+        step.num_stored_tokens = sum(job.num_tokens for job in self._copying)
+        step.num_load_copies = step.num_loaded_tokens // block_size * pieces
+        step.num_store_copies = step.num_stored_tokens // block_size * pieces
+        self._counters.num_loaded += step.num_loaded_tokens
+        self._counters.num_stored += step.num_stored_tokens

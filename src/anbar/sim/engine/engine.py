@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from anbar.core.errors import ConfigError
 from anbar.core.ids import RequestId
+from anbar.sim.engine.connector import Connector
 from anbar.sim.engine.counters import Counters
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.pool import BlockPool
@@ -58,7 +59,8 @@ class Engine:
         self.counters = Counters()
         self._cost = cost
         self._pool = BlockPool(shape.num_blocks, prefix_caching=shape.prefix_caching)
-        self._scheduler = Scheduler(shape, self._pool, self.counters)
+        self._connector = Connector(shape, tiers.host, self.counters) if tiers.host is not None else None
+        self._scheduler = Scheduler(shape, self._pool, self.counters, self._connector)
         self._step: Step | None = None
 
     @property

@@ -131,7 +131,7 @@ class Scheduler:
             self._admit(step, budget)
         if self._connector is not None:
             self._connector.plan(step, self._ended)
-        self._ended.clear()
+            self._ended.clear()
         for piece in step.pieces:
             request = piece.request
             request.num_computed += piece.num_new
@@ -201,6 +201,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """AssertionError unless queues, states and blocks agree."""
         self._pool.check_integrity(self._requests.values())
+        if self._connector is not None:
+            self._connector.check_integrity()
         queued = [*self._running, *self._waiting, *self._holding]
         assert len(set(queued)) == len(queued), "a request is queued twice"
         for request in self._requests.values():
@@ -269,6 +271,7 @@ class Scheduler:
             queue.popleft()
             if verdict is _Verdict.ADMITTED:
                 step.pieces.append(Piece(request, request.num_computed, num_new))
+                step.num_admitted += 1
                 budget -= num_new
             else:
                 (skipped_holding if request.num_computed else skipped).append(request)
@@ -338,10 +341,11 @@ class Scheduler:
         return max(self._blocks_for(found.num_computed + num_new) - num_held, 0) <= num_free - reserved
 
     def _allocate(self, request: EngineRequest, found: _Found, num_new: int) -> None:
-        if found.blocks:
+        num_local = len(found.blocks)
+        if num_local:
             self._pool.hold(found.blocks)
             request.blocks = found.blocks
-            request.num_keyed = len(found.blocks)
+            request.num_keyed = num_local
         num_tokens = found.num_computed + num_new
         count = self._blocks_for(num_tokens) - len(request.blocks)
         if count > 0:
@@ -349,10 +353,10 @@ class Scheduler:
         if not found.num_external:
             self._pool.cache(request, num_tokens // self._shape.block_size)
         elif self._connector is not None:
-            self._connector.load(request, len(found.blocks), found.num_external)
+            self._connector.load(request, num_local, found.num_external)
 
     def _end_loading(self, request: EngineRequest) -> None:
-        """What was loaded can be hit from now on; the last token of a prompt loaded whole is computed again."""
+        """What was loaded can be hit now; the last token of a prompt loaded whole is computed again."""
         self._loaded.remove(request)
         self._pool.cache(request, request.num_computed // self._shape.block_size)
         if request.num_computed == request.num_tokens:
@@ -370,7 +374,7 @@ class Scheduler:
     def _end(self, request: EngineRequest, *, keeps_blocks: bool = False) -> None:
         if self._connector is not None:
             self._connector.close(request)
-        self._ended.append(request)
+            self._ended.append(request)
         self._prefilling.discard(request)
         if not keeps_blocks:
             self._free(request)
@@ -379,8 +383,7 @@ class Scheduler:
     def _free(self, request: EngineRequest) -> None:
         """The end of a prefix goes before its beginning."""
         self._prefilling.discard(request)
-        request.blocks.reverse()
-        self._pool.release(request.blocks)
+        self._pool.release(reversed(request.blocks))
         request.blocks = []
         request.num_keyed = 0
 

@@ -34,6 +34,8 @@ class EngineShape:
     """Admit a request only when blocks for its whole prompt are free (`scheduler_reserve_full_isl`)."""
     kv_bytes_per_token: int = 0
     """Over all layers and workers; what transfers and decodes are charged for."""
+    copies_per_block: int = 1
+    """Contiguous pieces in which a block goes to and from host RAM: mostly as many as there are layers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class Step:
 
     pieces: list[Piece] = field(default_factory=list)
     """In vLLM's order: running requests, then admitted ones."""
+    num_admitted: int = 0
+    """So many of the last pieces are of requests admitted in this step."""
     preempted: list[EngineRequest] = field(default_factory=list)
     num_loaded_tokens: int = 0
     """Tokens whose KV is copied to the device during this step."""

@@ -8,7 +8,15 @@ from typing import Any
 import typer
 import yaml
 
-from anbar.cli.options import ConfigOption, SetOption, load_options
+from anbar.cli.options import (
+    ConfigOption,
+    CostOption,
+    EmulatedOption,
+    SetOption,
+    SpeedOption,
+    emulated,
+    load_options,
+)
 from anbar.config.load import Loaded
 
 app = typer.Typer(help="Show or check the configuration.", no_args_is_help=True)
@@ -21,10 +29,13 @@ _HIDDEN = "(hidden)"
 def show(
     file: ConfigOption = None,
     settings: SetOption = None,
+    emulation: EmulatedOption = False,
+    speed: SpeedOption = None,
+    cost: CostOption = None,
     as_json: bool = typer.Option(False, "--json", help="As JSON, with origins beside it."),
 ) -> None:
     """Print the effective configuration, with where each value came from."""
-    loaded = load_options(file, settings)
+    loaded, _ = emulated(load_options(file, settings), speed, cost, is_asked=emulation)
     data = _without_secrets(loaded.config.model_dump(mode="json"))
     if as_json:
         origins = dict(loaded.origins)

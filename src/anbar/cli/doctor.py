@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anbar.apps.doctor import Finding, Level, diagnose
-from anbar.cli.options import ConfigOption, SetOption, load_options
+from anbar.cli.options import ConfigOption, EmulatedOption, SetOption, emulated, load_options
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -17,10 +17,11 @@ _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 def doctor(
     file: ConfigOption = None,
     settings: SetOption = None,
+    emulation: EmulatedOption = False,
     as_json: bool = typer.Option(False, "--json", help="As a JSON list of findings."),
 ) -> None:
     """Check this machine and the configuration, and say what to do. Exit status 1 when something fails."""
-    loaded = load_options(file, settings)
+    loaded, _ = emulated(load_options(file, settings), is_asked=emulation)
     findings = list(diagnose(loaded.config, os.environ))
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))

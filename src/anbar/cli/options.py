@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from anbar.config.load import Loaded, Override, load
+from anbar.apps.doctor.host import can_listen
+from anbar.config.emulate import Emulation, emulate
+from anbar.config.load import Loaded, Override, load, replaced
 from anbar.core.errors import ConfigError
 
 DEFAULT_FILE = Path("anbar.yaml")
@@ -21,6 +23,26 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Override a value, e.g. --set router.policy=round_robin."
+    ),
+]
+
+
+EmulatedOption = Annotated[
+    bool,
+    typer.Option(
+        "--emulated", help="Swap every engine for an emulated one: no GPU, no vLLM, answers are made up."
+    ),
+]
+SpeedOption = Annotated[
+    float | None,
+    typer.Option(
+        "--speed", metavar="FACTOR", help="With --emulated: time passes so many times faster for engines."
+    ),
+]
+CostOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cost", metavar="FILE", help="With --emulated: what steps cost, as `anbar calibrate` measured."
     ),
 ]
 
@@ -42,3 +64,22 @@ def load_options(
             raise ConfigError(f"command line --set {setting!r}: write it as KEY=VALUE, e.g. router.port=8001")
         overrides.append(Override(key.strip(), text, f"command line --set {key.strip()}"))
     return load(file, environ=os.environ, overrides=overrides)
+
+
+def emulated(
+    loaded: Loaded, speed: float | None = None, cost: Path | None = None, *, is_asked: bool = True
+) -> tuple[Loaded, tuple[str, ...]]:
+    """The configuration with every engine emulated, if that is asked for, and what was assumed for it."""
+    if not is_asked:
+        for option, value in (("--speed", speed), ("--cost", cost)):
+            if value is not None:
+                raise ConfigError(f"command line {option}: allowed with --emulated only")
+        return loaded, ()
+    if cost is not None:
+        cost = cost.resolve()
+        if not cost.is_file():
+            raise ConfigError(
+                f"command line --cost: {cost} is not a file; allowed: one that `anbar calibrate` wrote"
+            )
+    found = emulate(loaded.config, Emulation(speed, cost), lambda port: can_listen("127.0.0.1", port))
+    return replaced(loaded, found.config, "command line --emulated"), found.assumptions

@@ -17,7 +17,15 @@ from anbar.apps.stack.plan import StackPlan
 from anbar.apps.stack.status import status_of
 from anbar.apps.stack.up import down as stop_stack
 from anbar.apps.stack.up import up as run_stack
-from anbar.cli.options import ConfigOption, SetOption, load_options
+from anbar.cli.options import (
+    ConfigOption,
+    CostOption,
+    EmulatedOption,
+    SetOption,
+    SpeedOption,
+    emulated,
+    load_options,
+)
 from anbar.cli.progress import make_reporter
 from anbar.config.load import Loaded
 
@@ -27,17 +35,29 @@ HostOption = Annotated[str | None, typer.Option("--host", help="Short for --set 
 _DOWN_LIMIT_S = 120.0
 
 
-def up(
-    file: ConfigOption = None, settings: SetOption = None, port: PortOption = None, host: HostOption = None
+def up(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
+    file: ConfigOption = None,
+    settings: SetOption = None,
+    port: PortOption = None,
+    host: HostOption = None,
+    emulation: EmulatedOption = False,
+    speed: SpeedOption = None,
+    cost: CostOption = None,
 ) -> None:
-    """Start engines and router, and run until Ctrl-C."""
+    """Start engines and router, and run until Ctrl-C.
+
+    With --emulated engines compute nothing: the whole stack runs in seconds, without GPU and vLLM.
+    """
     shorthands = {
         "router.port": ("--port", str(port) if port is not None else None),
         "router.host": ("--host", host),
     }
     loaded = load_options(file, settings, shorthands)
+    loaded, assumptions = emulated(loaded, speed, cost, is_asked=emulation)
     console = Console(stderr=False)
     reporter = make_reporter(console)
+    for assumption in assumptions:
+        reporter.note(assumption)
     # Until the stack listens to it, SIGTERM must unwind like Ctrl-C instead of leaving files behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -111,6 +131,9 @@ def _ready_text(plan: StackPlan, seconds: float, loaded: Loaded) -> str:
     first = f"ready after {seconds:.0f} s: {endpoint}/v1"
     if plan.models:
         first += f" serves {', '.join(plan.models)}"
+    num_emulated = sum(part.kind == "emulated" for part in plan.engines)
+    if num_emulated:
+        first += f" ({num_emulated} of {len(plan.engines)} engines emulated: their answers are made up)"
     return (
         f"\n{first}\n\n"
         f"  curl {endpoint}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from anbar.config.managed import MANAGED_ARGS, MANAGED_ENV, managed_flag
+from anbar.config.managed import EMULATED_ARGS, MANAGED_ARGS, MANAGED_ENV, managed_flag
 from anbar.config.models import AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import KeyPath, Problem
 from anbar.config.sizes import format_size
@@ -25,17 +25,23 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:
-    """The ids of the engines that one entry stands for: `<name>-0`, … when launched, `<name>` otherwise."""
-    if engine.launch is None:
+    """The ids of the engines that one entry stands for: `<name>-0`, … when launched, `<name>` when attached
+    or standing in for an attached one."""
+    launch = engine.launch
+    if launch is None or (engine.url is not None and launch.device is Device.EMULATED):
         return [engine.name]
-    return [f"{engine.name}-{index}" for index in range(engine.launch.count)]
+    return [f"{engine.name}-{index}" for index in range(launch.count)]
 
 
 def _engine(engine: EngineConfig, path: KeyPath) -> Iterator[Problem]:
     if engine.launch is None and engine.url is None:
         yield Problem(path, "needs `launch` (start an engine here) or `url` (one that runs already)")
     if engine.launch is not None and engine.url is not None:
-        yield Problem((*path, "url"), "cannot stand beside `launch`: an engine is started here or attached")
+        if engine.launch.device is not Device.EMULATED:
+            text = "cannot stand beside `launch`: an engine is started here or attached"
+            yield Problem((*path, "url"), text)
+        elif engine.launch.count > 1:
+            yield Problem((*path, "launch", "count"), "is for one engine beside `url`: it stands in for that")
     if engine.api_key_env is not None and engine.api_key_file is not None:
         yield Problem((*path, "api_key_file"), "cannot stand beside `api_key_env`: keep one")
     if engine.launch is not None:
@@ -50,6 +56,9 @@ def _launch(launch: LaunchConfig, path: KeyPath) -> Iterator[Problem]:
         flag = managed_flag(argument)
         if flag is not None:
             yield Problem((*path, "args", index), f"{flag} is not allowed here: {MANAGED_ARGS[flag]}")
+        own = argument.split("=", 1)[0] if launch.device is Device.EMULATED else ""
+        if own in EMULATED_ARGS:
+            yield Problem((*path, "args", index), f"{own} is not allowed here: {EMULATED_ARGS[own]}")
     for name in launch.env:
         if name in MANAGED_ENV:
             yield Problem((*path, "env", name), f"is not allowed here: {MANAGED_ENV[name]}")

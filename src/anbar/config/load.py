@@ -74,6 +74,28 @@ def load(
     return Loaded(config, origins, path)
 
 
+def replaced(loaded: Loaded, config: AnbarConfig, origin: str) -> Loaded:
+    """`loaded` with `config` made from its own: values that differ come from `origin`."""
+    before, after = _flat(loaded.config), _flat(config)
+    origins = {
+        path: loaded.origins[path] if path in loaded.origins and before[path] == value else origin
+        for path, value in after.items()
+    }
+    return Loaded(config, origins, loaded.path)
+
+
+def _flat(config: AnbarConfig) -> Mapping[str, object]:
+    """Every leaf's value by its dotted path."""
+    data = config.model_dump(mode="json")
+    return {dotted(leaf): _at(data, leaf) for leaf in _leaves(data, ())}
+
+
+def _at(data: Any, path: KeyPath) -> object:
+    for key in path:
+        data = data[key]
+    return data
+
+
 def _read(path: Path) -> Document:
     try:
         return read_document(path.read_text(encoding="utf-8"))

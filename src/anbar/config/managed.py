@@ -45,6 +45,11 @@ MANAGED_ARGS: Mapping[str, str] = {
     "--prefix-caching-hash-algo": "engines that share a store must hash alike: vLLM's default is kept",
 }
 
+EMULATED_ARGS: Mapping[str, str] = {
+    "--count": "use launch.count: each emulated engine is a process of its own",
+}
+"""The same of `anbar emulate`'s own arguments."""
+
 MANAGED_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "use launch.kv_cache_bytes",
     "VLLM_RPC_BASE_PATH": "Anbar keeps the engines' sockets where it can remove them",

@@ -105,6 +105,8 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
+    EMULATED = "emulated"
+    """Nowhere: `anbar emulate` makes its answers up, at the pace of a cost model."""
 
 
 class Dtype(StrEnum):
@@ -174,7 +176,9 @@ class LaunchConfig(_Model):
     """The `model` that clients send. null: the last part of `model` (`smollm2-135m-instruct`)."""
 
     device: Device = Device.AUTO
-    """auto: cuda if the engine interpreter's vLLM is built for it and a GPU is visible, else cpu."""
+    """auto: cuda if the engine interpreter's vLLM is built for it and a GPU is visible, else cpu. emulated:
+    without vLLM; answers are made up, at the pace of a cost model, and of the model only tokenizer and sizes
+    are used, where its directory is there. `anbar up --emulated` makes all engines so."""
 
     dtype: Dtype = Dtype.AUTO
     """auto: the model's own on cuda; on a cpu bfloat16 where the cores have AMX or AVX512-BF16, else float32,
@@ -194,7 +198,7 @@ class LaunchConfig(_Model):
     tests and measurements."""
 
     block_size: Annotated[Int, Field(ge=1, le=1024)] | None = None
-    """Tokens per KV block. null: 32 on a cpu, vLLM's choice on cuda. On a cpu a multiple of 32."""
+    """Tokens per KV block. null: 32 on a cpu, vLLM's choice elsewhere. On a cpu a multiple of 32."""
 
     tensor_parallel: Annotated[Int, Field(ge=1, le=64)] = 1
     """Worker processes (GPUs) that share one engine's weights."""
@@ -207,7 +211,8 @@ class LaunchConfig(_Model):
     Needed for a model by its hub name, and with LoRA adapters, to be changed with their files too."""
 
     args: tuple[str, ...] = ()
-    """More arguments for vLLM's API server, as on its command line. Those that Anbar sets are refused."""
+    """More arguments for vLLM's API server, as on its command line. Those that Anbar sets are refused. With
+    `device: emulated` those of `anbar emulate` too: `--speed`, `--cost`, `--seed`."""
 
     env: dict[EnvName, str] = Field(default_factory=dict)
     """More environment variables for these engines."""
@@ -226,10 +231,11 @@ class EngineConfig(_Model):
     """Unique within the file; appears in headers, metrics and logs."""
 
     launch: LaunchConfig | None = None
-    """Start this engine. Not together with `url`."""
+    """Start this engine. Together with `url` only an emulated one: it stands in for the engine there, under
+    this entry's name."""
 
     url: HttpUrl | None = None
-    """Base address of an engine that runs already, without `/v1`. Not together with `launch`."""
+    """Base address of an engine that runs already, without `/v1`."""
 
     api_key_env: EnvName | None = None
     """Name of the environment variable that holds the engine's API key; the key itself never stands here."""

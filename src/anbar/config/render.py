@@ -28,6 +28,9 @@ from anbar.core.errors import ConfigError
 PLUGIN_MODULE = "anbar.apps.plugin"
 """What vLLM loads as spec and tier; it must be importable in the engine's interpreter."""
 
+EMULATOR = ("anbar.cli.main", "emulate")
+"""The module, and its command, that answers in place of vLLM's API server."""
+
 CPU_BLOCK_SIZE = 32
 """Default tokens per block on a cpu: the smallest that its attention takes, for the finest reuse."""
 
@@ -47,7 +50,8 @@ class EngineSlot:
 
     `model` is a directory or a hub name, `device` and `dtype` are never AUTO on a cpu; `events` and `replay`
     are sockets in `scratch_dir`; `region` names its host memory (`/dev/shm/vllm_offload_<region>.mmap`);
-    `threads` are the CPU ids of each worker (cpu), `gpus` the devices of the engine (cuda; empty: all).
+    `threads` are the CPU ids of each worker (cpu), `gpus` the devices of the engine (cuda; empty: all). An
+    emulated engine (`device`) has none of the last three, and its `model` may be the built-in tokenizer.
     """
 
     id: str
@@ -89,7 +93,9 @@ def served_name(launch: LaunchConfig) -> str:
 
 def needs_plugin(cache: CacheConfig, device: Device) -> bool:
     """Whether Anbar's code runs inside the engine: for a shared store, and for any offload on a cpu, where
-    stock vLLM has none."""
+    stock vLLM has none. Never inside an emulated one, which models it."""
+    if device is Device.EMULATED:
+        return False
     return cache.mode is CacheMode.SHARED or (cache.mode is CacheMode.NATIVE and device is Device.CPU)
 
 
@@ -111,9 +117,10 @@ def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
 def engine_command(
     python: Path, launch: LaunchConfig, cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]
 ) -> EngineCommand:
-    """The command of one engine; `store` is from `store_settings`."""
+    """The command of one engine; `store` is from `store_settings`. An emulated engine takes vLLM's arguments,
+    so that it is configured as the one that it stands for; `python` is then the one that has Anbar."""
     argv = [
-        *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+        *(str(python), "-m", *_program(slot.device)),
         *("--model", slot.model, "--served-model-name", slot.served_name),
         *("--host", "127.0.0.1", "--port", str(slot.port)),
         *_shape_args(launch, slot),
@@ -150,6 +157,12 @@ def router_config(
         "cache": cache,
         "router": config.router.model_dump(mode="json"),
     }
+
+
+def _program(device: Device) -> tuple[str, ...]:
+    if device is Device.EMULATED:
+        return EMULATOR
+    return ("vllm.entrypoints.openai.api_server",)
 
 
 def _shape_args(launch: LaunchConfig, slot: EngineSlot) -> list[str]:
@@ -215,6 +228,8 @@ def _connector(cache: CacheConfig) -> dict[str, str]:
 
 
 def _env(slot: EngineSlot) -> dict[str, str]:
+    if slot.device is Device.EMULATED:
+        return {}
     # vLLM leaves sockets and files in its temporary directory: they go where the stack removes them.
     env = {**_QUIET_ENV, "TMPDIR": str(slot.scratch_dir), "VLLM_RPC_BASE_PATH": str(slot.scratch_dir)}
     if slot.model.startswith("/"):

@@ -50,6 +50,36 @@ def test_config_show_json(tmp_path: Path) -> None:
     assert data["origins"]["cache.mode"] == "default"
 
 
+def test_config_show_emulated(tmp_path: Path) -> None:
+    """What `anbar up --emulated` would run, and it is a configuration too."""
+    (tmp_path / "anbar.yaml").write_text("engines: [{name: a, url: 'http://10.0.0.5:8000'}]")
+    shown = anbar("config", "show", "--emulated", "--speed", "4", cwd=tmp_path).stdout
+    assert "device: emulated" in shown
+    assert "args: [--speed, '4']" in shown
+    assert "# command line --emulated" in shown
+    (tmp_path / "anbar.yaml").write_text(shown)
+    assert anbar("config", "check", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--speed", "2"], "command line --speed: allowed with --emulated only"),
+        (["--cost", "c.json"], "command line --cost: allowed with --emulated only"),
+        (["--emulated", "--speed", "0"], "command line --speed: is 0; allowed: numbers above 0"),
+        (
+            ["--emulated", "--cost", "c.json"],
+            "c.json is not a file; allowed: one that `anbar calibrate` wrote",
+        ),
+        (["--emulated", "--set", "engines[0].launch.args=[--count, '2']"], "use launch.count"),
+    ],
+)
+def test_options_of_emulation(tmp_path: Path, options: list[str], words: str) -> None:
+    """What does not go together is refused by name, with what is allowed."""
+    done = anbar("up", *options, cwd=tmp_path)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
 def test_config_show_hides_secrets(tmp_path: Path) -> None:
     """Variables that look like secrets are not printed."""
     text = "engines: [{name: a, launch: {env: {HF_TOKEN: hush, LEVEL: debug}}}]"

@@ -275,6 +275,17 @@ def test_command(tmp_path: Path) -> None:
     assert any(finding["level"] == "fail" and finding["topic"] == "engine a" for finding in findings)
 
 
+def test_emulated(tmp_path: Path) -> None:
+    """No vLLM and no attached engine is looked at; ports and memory are."""
+    config = {"engines": [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "launch": {"count": 2}}]}
+    (tmp_path / "anbar.yaml").write_text(json.dumps(config))
+    done = anbar("doctor", "--emulated", cwd=tmp_path, ANBAR_ENGINE_PYTHON="/nonexistent/python")
+    assert done.returncode == 0, done.stdout
+    assert "smollm2-135m-instruct is emulated" in done.stdout
+    assert "(b-1)" in done.stdout
+    assert "127.0.0.1:1 " not in done.stdout
+
+
 def test_missing_interpreter(tmp_path: Path) -> None:
     """The variable, the path and the way out."""
     done = anbar("doctor", cwd=tmp_path, ANBAR_ENGINE_PYTHON="/nonexistent/python")

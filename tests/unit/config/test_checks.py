@@ -34,6 +34,16 @@ def test_defaults_have_no_problems() -> None:
         ([engine(launch={"device": "cpu", "block_size": 48})], "engines[0].launch.block_size", "multiples"),
         ([engine(launch={"count": 2}), {"name": "a-1", "url": "http://x"}], "engines[1].name", "'a-1'"),
         ([engine(url="http://x"), {"name": "b", "url": "http://x/"}], "engines[1].url", "another engine"),
+        (
+            [engine(launch={"device": "emulated", "count": 2}, url="http://x")],
+            "engines[0].launch.count",
+            "stands in",
+        ),
+        (
+            [engine(launch={"device": "emulated", "args": ["--count=2"]})],
+            "engines[0].launch.args[0]",
+            "use launch.count",
+        ),
         ([engine(launch={"args": ["--port=1"]})], "engines[0].launch.args[0]", "use launch.port"),
         ([engine(launch={"env": {"PYTHONHASHSEED": "0"}})], "engines[0].launch.env.PYTHONHASHSEED", "agree"),
         (
@@ -47,6 +57,13 @@ def test_engines(engines: list[dict[str, object]], key: str, words: str) -> None
     """Each contradiction is found where a user would correct it."""
     found = problems(engines=engines)
     assert words in found[key], found
+
+
+def test_emulated_engine_in_place_of_an_attached_one() -> None:
+    """It has the entry's own name, as the attached one would."""
+    config = {"name": "a", "url": "http://x", "launch": {"device": "emulated"}}
+    assert problems(engines=[config]) == {}
+    assert engine_ids(EngineConfig.model_validate(config)) == ["a"]
 
 
 def test_host_tier_of_nothing() -> None:

@@ -135,6 +135,22 @@ def test_no_cache_no_transfer() -> None:
     assert "--kv-events-config" in argv
 
 
+def test_emulated_engine_takes_vllms_arguments() -> None:
+    """The same command with another program in front; what belongs to vLLM's own process is left out."""
+    emulated = dataclasses.replace(CPU, device=Device.EMULATED, dtype=Dtype.AUTO, threads=())
+    argv, env = render(emulated, {"mode": "shared", "chunk_blocks": 2}, block_size=16, args=["--speed", "10"])
+    assert argv[:4] == ["/venv/bin/python", "-m", "anbar.cli.main", "emulate"]
+    real, _ = render(CUDA, {"mode": "shared", "chunk_blocks": 2}, block_size=16)
+    for flag in ("--served-model-name", "--port", "--block-size", "--kv-events-config", "--dtype"):
+        assert option(argv, flag) == option(real, flag)
+    extra, as_real = (transfer(command)["kv_connector_extra_config"] for command in (argv, real))
+    assert extra["secondary_tiers"] == as_real["secondary_tiers"]
+    assert (extra["cpu_bytes_to_use"], extra["blocks_per_chunk"]) == (2 * 1024**3, 2)
+    assert "--enforce-eager" not in argv
+    assert argv[-2:] == ["--speed", "10"]
+    assert env == {}
+
+
 def test_launch_values_reach_the_command() -> None:
     """Everything a launch can say, with the user's own arguments and variables last."""
     argv, env = render(
@@ -177,6 +193,8 @@ def test_cpu_block_size_is_checked_when_the_device_is_known() -> None:
         ("native", Device.CUDA, False),
         ("shared", Device.CPU, True),
         ("shared", Device.CUDA, True),
+        ("native", Device.EMULATED, False),
+        ("shared", Device.EMULATED, False),
     ],
 )
 def test_needs_plugin(mode: str, device: Device, expected: bool) -> None:

@@ -33,7 +33,7 @@ def slots(machine_: Machine, *, cpu_build: bool, **launch: Any) -> tuple[EngineS
     config = AnbarConfig.model_validate(
         {"state_dir": "/state", "engines": [{"name": "a", "launch": {"model": "/m", "count": 2, **launch}}]}
     )
-    found = place(config, machine_, cpu_build=cpu_build, models={"/m": "/m"}, scratch_dir=Path("/scratch"))
+    found = place(config, machine_, cpu_build=cpu_build, models={"a": "/m"}, scratch_dir=Path("/scratch"))
     return found["a"]
 
 
@@ -83,6 +83,25 @@ def test_devices_that_cannot_be(device: str, gpus: tuple[str, ...], cpu_build: b
         slots(machine(gpus=gpus), cpu_build=cpu_build, device=device)
 
 
+def test_emulated_engines_take_nothing() -> None:
+    """No cores, no GPUs, any machine; real engines beside them get all that there is."""
+    first, second = slots(machine(cores=()), cpu_build=False, device="emulated", tensor_parallel=8)
+    assert (first.id, first.device, first.threads, first.gpus) == ("a-0", Device.EMULATED, (), ())
+    assert second.port == 8101
+    config = AnbarConfig.model_validate(
+        {
+            "engines": [
+                {"name": "a", "launch": {"model": "/m"}},
+                {"name": "b", "launch": {"model": "/m", "device": "emulated", "port": 8200}},
+            ]
+        }
+    )
+    models = {"a": "/m", "b": "/tiny"}
+    found = place(config, machine(), cpu_build=True, models=models, scratch_dir=Path("/s"))
+    assert found["a"][0].threads == ((0, 1),)
+    assert (found["b"][0].model, found["b"][0].served_name) == ("/tiny", "m")
+
+
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_core_shares(num_cores: int, num_workers: int) -> None:
     """Every worker has a core; shares are equal, and disjoint as long as there are enough cores."""
@@ -102,6 +121,6 @@ def test_regions_differ_between_stacks() -> None:
     files = set()
     for state_dir in ("/one", "/two"):
         parsed = AnbarConfig.model_validate({"state_dir": state_dir, **config})
-        (slot,) = place(parsed, machine(), cpu_build=True, models={"/m": "/m"}, scratch_dir=Path("/s"))["a"]
+        (slot,) = place(parsed, machine(), cpu_build=True, models={"a": "/m"}, scratch_dir=Path("/s"))["a"]
         files.add(region_file(slot))
     assert len(files) == 2

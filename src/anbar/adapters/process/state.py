@@ -17,9 +17,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PartState:
-    """One child of the launcher. `kind` is "engine" or "router"; `pid` leads the command's process group,
-    0 when it ended at once. `record` is the guard's own note of processes and shared memory; `shm` are the
-    names in /dev/shm that the part has by agreement. `ready`: it has served since it was started."""
+    """One child of the launcher. `kind` is "engine", "emulated" or "router"; `pid` leads the command's
+    process group, 0 when it ended at once. `record` is the guard's own note of processes and shared memory;
+    `shm` are the names in /dev/shm that the part has by agreement. `ready`: it has served since it was
+    started."""
 
     name: str
     kind: str

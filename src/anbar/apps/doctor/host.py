@@ -20,6 +20,8 @@ from anbar.config.sizes import format_size
 
 _PROCESS_BYTES = 2 * 1024**3
 """Memory of one CPU engine's processes without weights and caches: measured 1.6 GiB, with some room."""
+_EMULATOR_BYTES = 256 * 1024**2
+"""Memory of one emulated engine: measured 170 MiB, with room for its blocks."""
 _SHM_PER_WORKER = 64 * 1024**2
 """vLLM's message rings and semaphores in /dev/shm."""
 _MIN_DISK = 2 * 1024**3
@@ -49,7 +51,10 @@ def check_cpu(machine: Machine, slots: Slots) -> Iterator[Finding]:
 
 
 def memory_need(launch: LaunchConfig, slot: EngineSlot, config: AnbarConfig, weights: int) -> int:
-    """Bytes of main memory that one engine takes; on a GPU only the host tier counts here."""
+    """Bytes of main memory that one engine takes; on a GPU only the host tier counts here. An emulated one
+    has no KV and no weights."""
+    if slot.device is Device.EMULATED:
+        return _EMULATOR_BYTES
     tier = config.cache.host_bytes if config.cache.mode is not CacheMode.NONE else 0
     if slot.device is not Device.CPU:
         return tier
@@ -69,8 +74,8 @@ def check_memory(machine: Machine, need: int) -> Finding:
 
 
 def check_shm(machine: Machine, config: AnbarConfig, slots: Slots) -> Finding:
-    """/dev/shm holds every engine's host tier and vLLM's message rings."""
-    engines = [slot for group in slots.values() for slot in group]
+    """/dev/shm holds every engine's host tier and vLLM's message rings; nothing of an emulated one's."""
+    engines = [slot for group in slots.values() for slot in group if slot.device is not Device.EMULATED]
     tier = config.cache.host_bytes if config.cache.mode is not CacheMode.NONE else 0
     workers = sum(max(len(slot.threads), len(slot.gpus), 1) for slot in engines)
     need = len(engines) * tier + workers * _SHM_PER_WORKER
@@ -95,16 +100,17 @@ def check_ports(wanted: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
         holder = f" by process {pid}" if pid is not None else ""
         key = "router.port" if who == "router" else "launch.port"
         fix = f"stop it, or choose another {key}" if problem == _TAKEN else f"choose another {key}"
-        if not _can_be_bound(host):  # whatever the port
+        if not can_listen(host, 0):
             fix = "correct router.host: an address of this machine, 127.0.0.1 or 0.0.0.0"
             holder = ""
         yield fail("port", f"{host}:{port} for {who} cannot be used: {problem}{holder}", fix)
-    if wanted and all(_bind_problem(host, port) is None for _, host, port in wanted):
+    if wanted and all(can_listen(host, port) for _, host, port in wanted):
         yield ok("ports", ", ".join(f"{port} ({who})" for who, _, port in wanted) + " are free")
 
 
-def _can_be_bound(host: str) -> bool:
-    return _bind_problem(host, 0) is None
+def can_listen(host: str, port: int) -> bool:
+    """Whether a server could bind now; port 0: any port."""
+    return _bind_problem(host, port) is None
 
 
 def _bind_problem(host: str, port: int) -> str | None:

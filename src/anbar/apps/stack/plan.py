@@ -8,9 +8,9 @@ from typing import Any
 
 from anbar.adapters.process.guarded import ChildSpec
 from anbar.apps.stack.part import PartSpec
-from anbar.apps.stack.placement import Slots, launched_entries, region_file
+from anbar.apps.stack.placement import Slots, is_emulated, launched_entries, region_file
 from anbar.config.load import ENVIRONMENT
-from anbar.config.models import AnbarConfig, CacheMode, LaunchConfig, Restart
+from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig, Restart
 from anbar.config.render import EngineSlot, engine_command, router_config, store_settings
 
 ENGINE_GRACE_S = 10.0
@@ -39,17 +39,18 @@ class StackPlan:
 def plan_stack(
     config: AnbarConfig, slots: Slots, *, python: Path | None, scratch_dir: Path, environ: Mapping[str, str]
 ) -> StackPlan:
-    """`python` runs the engines; None when none is launched. `environ` is what children inherit."""
+    """`python` runs vLLM; None when no engine needs it. `environ` is what children inherit."""
     store = store_settings(config.cache.store, config.state_dir)
     engines: list[PartSpec] = []
     models: dict[str, None] = {}
     for entry in launched_entries(config):
         launch = entry.launch
         assert launch is not None, "launched entries have a launch"
-        assert python is not None, "engines need an interpreter"
+        interpreter = Path(sys.executable) if is_emulated(entry) else python
+        assert interpreter is not None, "vLLM needs an interpreter"
         for slot in slots[entry.name]:
-            command = engine_command(python, launch, config.cache, slot, store)
-            path = f"{python.parent}:{environ.get('PATH', '')}"  # compilers and tools beside the interpreter
+            command = engine_command(interpreter, launch, config.cache, slot, store)
+            path = f"{interpreter.parent}:{environ.get('PATH', '')}"  # compilers and tools beside it
             child = _child(config, slot.id, command.argv, {**environ, "PATH": path, **command.env})
             engines.append(_engine_part(config, launch, slot, child))
             models[slot.served_name] = None
@@ -75,14 +76,15 @@ def endpoint_of(config: AnbarConfig) -> str:
 
 
 def _engine_part(config: AnbarConfig, launch: LaunchConfig, slot: EngineSlot, child: ChildSpec) -> PartSpec:
+    emulated = slot.device is Device.EMULATED
     return PartSpec(
-        kind="engine",
+        kind="emulated" if emulated else "engine",
         child=child,
         url=slot.url,
         ready_path="/health",
         ready_timeout_s=launch.ready_timeout_s,
         restart=launch.restart,
-        shm=(region_file(slot),) if config.cache.mode is not CacheMode.NONE else (),
+        shm=(region_file(slot),) if config.cache.mode is not CacheMode.NONE and not emulated else (),
     )
 
 

@@ -12,9 +12,9 @@ from anbar.adapters.vllm.launch import answers, ask
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """`kind` is "engine", "attached" or "router"; an attached engine has no pid and no log here. `state` is
-    the router's word for an engine (such as "ready") where the router answers, else "starting", "ready",
-    "does not answer" or "ended"."""
+    """`kind` is "engine", "emulated", "attached" or "router"; an attached engine has no pid and no log here.
+    `state` is the router's word for an engine (such as "ready") where the router answers, else "starting",
+    "ready", "does not answer" or "ended"."""
 
     name: str
     kind: str

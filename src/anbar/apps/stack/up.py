@@ -22,15 +22,13 @@ from anbar.adapters.process.state import (
 from anbar.adapters.vllm.launch import ask
 from anbar.apps.doctor.finding import Finding, Level
 from anbar.apps.doctor.host import check_directory, check_ports
-from anbar.apps.doctor.run import check_interpreter, check_slots, check_store
-from anbar.apps.interpreter import Interpreter, choose, inspect
-from anbar.apps.machine import read_machine
-from anbar.apps.model import ensure_default, models_dir
+from anbar.apps.doctor.run import check_interpreter, check_slots, check_store, look_around
+from anbar.apps.stack.models import locate_models
 from anbar.apps.stack.placement import launched_entries, place
 from anbar.apps.stack.plan import StackPlan, endpoint_of, plan_stack
 from anbar.apps.stack.reporter import Reporter
 from anbar.apps.stack.stack import Stack
-from anbar.config.models import DEFAULT_MODEL, AnbarConfig
+from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 
 Announce = Callable[[StackPlan, float], None]
@@ -96,19 +94,16 @@ def _clean(state_file: Path, reporter: Reporter) -> None:
 def _plan(
     config: AnbarConfig, environ: Mapping[str, str], reporter: Reporter, scratch_dir: Path
 ) -> StackPlan:
-    entries = launched_entries(config)
     _refuse(check_ports([("router", config.router.host, config.router.port)]))
     _refuse(check_store(config))
-    if not entries:
+    if not launched_entries(config):
         return plan_stack(config, {}, python=None, scratch_dir=scratch_dir, environ=environ)
-    interpreter = inspect(*choose(environ))
-    machine = read_machine(environ)
-    _refuse([check_interpreter(interpreter, machine, needs_plugin=False)])
-    models: dict[str, str] = {}
-    for entry in entries:
-        assert entry.launch is not None, "launched entries have a launch"
-        models[entry.launch.model] = _model(entry.launch.model, interpreter, environ, reporter)
-    slots = place(config, machine, cpu_build=interpreter.cpu_build, models=models, scratch_dir=scratch_dir)
+    machine, interpreter = look_around(config, environ)
+    if interpreter is not None:
+        _refuse([check_interpreter(interpreter, machine, needs_plugin=False)])
+    models = locate_models(config, interpreter, environ, scratch_dir, reporter)
+    cpu_build = interpreter is not None and interpreter.cpu_build
+    slots = place(config, machine, cpu_build=cpu_build, models=models, scratch_dir=scratch_dir)
     failed = []
     for finding in check_slots(config, machine, interpreter, slots):
         if finding.level is Level.WARN:
@@ -117,23 +112,14 @@ def _plan(
             failed.append(f"{finding.topic}: {finding.detail}; fix: {finding.fix}")
     if failed:
         raise StackError("\n".join(["the stack cannot be started:", *(f"  {line}" for line in failed)]))
-    return plan_stack(config, slots, python=interpreter.path, scratch_dir=scratch_dir, environ=environ)
+    python = interpreter.path if interpreter is not None else None
+    return plan_stack(config, slots, python=python, scratch_dir=scratch_dir, environ=environ)
 
 
 def _refuse(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.level is Level.FAIL:
             raise StackError(f"{finding.topic}: {finding.detail}; fix: {finding.fix}")
-
-
-def _model(name: str, interpreter: Interpreter, environ: Mapping[str, str], reporter: Reporter) -> str:
-    if name == DEFAULT_MODEL:
-        return str(ensure_default(interpreter, models_dir(environ), reporter.note))
-    if Path(name).is_dir():
-        return str(Path(name).resolve())
-    if name.startswith("/"):
-        raise StackError(f"the model directory {name} does not exist; correct launch.model")
-    return name
 
 
 async def _run(stack: Stack, plan: StackPlan, reporter: Reporter, announce: Announce) -> None:

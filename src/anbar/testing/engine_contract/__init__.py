@@ -2,18 +2,61 @@
 
 Each `check_*` takes a `Target`, needs nothing but the standard library and pyzmq, and raises AssertionError
 that says what is different. Prompts carry a fresh nonce, so the checks may run against an engine in use. They
-are synchronous: run them beside the engine, not on its event loop. `ALL` lists them.
+are synchronous: run them beside the engine, not on its event loop. `ALL` lists them, `EXTENDED` those that
+look closer.
 
 The engine needs `--enable-prompt-tokens-details`; the checks of events are skipped without `events`/`replay`.
 """
 
 from collections.abc import Callable
 
+from anbar.testing.engine_contract.block_events import (
+    check_answer_blocks,
+    check_evictions,
+    check_hashes,
+    check_prompt_blocks,
+    check_reset,
+    check_sequences,
+    check_sessions,
+)
 from anbar.testing.engine_contract.cache import (
     check_cached_tokens,
     check_exact_blocks,
     check_salts,
     check_token_accounting,
+)
+from anbar.testing.engine_contract.chats import (
+    check_chat_choices,
+    check_chat_fields,
+    check_chat_logprobs,
+    check_chat_token_ids,
+    check_content_parts,
+    check_open_ends,
+    check_tools_in_prompts,
+)
+from anbar.testing.engine_contract.completions import (
+    check_choices,
+    check_completion_fields,
+    check_echo,
+    check_echo_logprobs,
+    check_logprobs,
+    check_logprobs_as_ids,
+    check_prompt_logprobs,
+    check_prompts_of_ids,
+    check_request_ids,
+    check_token_ids,
+)
+from anbar.testing.engine_contract.counters import (
+    check_counters_of_a_hit,
+    check_counters_of_a_request,
+    check_counters_of_choices,
+    check_counters_of_refusals,
+)
+from anbar.testing.engine_contract.development import check_absent_endpoints
+from anbar.testing.engine_contract.disconnects import (
+    check_disconnect_in_prefill,
+    check_disconnect_while_decoding,
+    check_disconnect_while_waiting,
 )
 from anbar.testing.engine_contract.events import check_event_sources, check_events, check_replay
 from anbar.testing.engine_contract.generation import (
@@ -33,9 +76,30 @@ from anbar.testing.engine_contract.pages import (
     check_refusals,
     check_tokenize,
 )
+from anbar.testing.engine_contract.replays import (
+    check_replay_ignores,
+    check_replay_repeats,
+    check_replay_starts,
+)
+from anbar.testing.engine_contract.stops import (
+    check_length,
+    check_min_tokens,
+    check_stop_strings,
+    check_stop_strings_in_streams,
+    check_stop_token_ids,
+)
 from anbar.testing.engine_contract.target import Target
+from anbar.testing.engine_contract.tokenizing import (
+    check_detokenize,
+    check_special_tokens,
+    check_tokenize_chats,
+    check_tokenize_is_unlimited,
+    check_tokenize_text,
+)
 
-ALL: tuple[Callable[[Target], None], ...] = (
+Check = Callable[[Target], None]
+
+ALL: tuple[Check, ...] = (
     check_health,
     check_models,
     check_metrics,
@@ -57,6 +121,55 @@ ALL: tuple[Callable[[Target], None], ...] = (
     check_events,
     check_replay,
 )
-"""Every check, cheap ones first."""
+"""Every check that Anbar's own parts rely on, cheap ones first."""
 
-__all__ = ["ALL", "Target"]
+EXTENDED: tuple[Check, ...] = (
+    check_absent_endpoints,
+    check_completion_fields,
+    check_echo,
+    check_echo_logprobs,
+    check_logprobs,
+    check_logprobs_as_ids,
+    check_prompt_logprobs,
+    check_token_ids,
+    check_prompts_of_ids,
+    check_choices,
+    check_request_ids,
+    check_stop_strings,
+    check_stop_strings_in_streams,
+    check_stop_token_ids,
+    check_min_tokens,
+    check_length,
+    check_chat_fields,
+    check_chat_logprobs,
+    check_chat_choices,
+    check_chat_token_ids,
+    check_open_ends,
+    check_tools_in_prompts,
+    check_content_parts,
+    check_tokenize_text,
+    check_tokenize_is_unlimited,
+    check_tokenize_chats,
+    check_special_tokens,
+    check_detokenize,
+    check_counters_of_a_request,
+    check_counters_of_a_hit,
+    check_counters_of_choices,
+    check_counters_of_refusals,
+    check_prompt_blocks,
+    check_answer_blocks,
+    check_hashes,
+    check_sessions,
+    check_sequences,
+    check_evictions,
+    check_reset,
+    check_replay_repeats,
+    check_replay_starts,
+    check_replay_ignores,
+    check_disconnect_while_decoding,
+    check_disconnect_in_prefill,
+    check_disconnect_while_waiting,
+)
+"""The whole API, to the letter: what an emulator must do too."""
+
+__all__ = ["ALL", "EXTENDED", "Check", "Target"]

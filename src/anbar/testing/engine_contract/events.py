@@ -1,12 +1,12 @@
 """Checks of KV events and their replay. Skipped where the target has no addresses for them."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 import zmq
 
+from anbar.testing.engine_contract.sockets import connected_socket
 from anbar.testing.engine_contract.target import (
     Json,
     Target,
@@ -27,22 +27,6 @@ def check_event_sources(target: Target) -> None:
     assert source["endpoint"] == target.events
     assert source["replay_endpoint"] == (target.replay or None)
     assert source["publisher"] == "zmq"
-
-
-@contextmanager
-def _socket(kind: int, address: str) -> Iterator["zmq.Socket[bytes]"]:
-    context = zmq.Context()
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RCVTIMEO, 20_000)
-    if kind == zmq.SUB:
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-    socket.connect(address)
-    try:
-        yield socket
-    finally:
-        socket.close()
-        context.term()
 
 
 def _stored(socket: "zmq.Socket[bytes]", wanted: Sequence[int]) -> list[Json]:
@@ -68,7 +52,7 @@ def check_events(target: Target) -> None:
         return
     size = block_size(target)
     ids = tokens(target, long_prompt(max(120, 4 * size)))
-    with _socket(zmq.SUB, target.events) as socket:
+    with connected_socket(zmq.SUB, target.events) as socket:
         time.sleep(0.3)  # a subscription takes a moment to reach the publisher
         ok(complete(target, ids, cache_salt="salt", max_tokens=1))
         found = _stored(socket, ids[:size])
@@ -92,7 +76,7 @@ def check_replay(target: Target) -> None:
         return
     ok(complete(target, long_prompt(max(120, 2 * block_size(target)))))
     time.sleep(0.3)  # the engine publishes after it answered
-    with _socket(zmq.DEALER, target.replay) as socket:
+    with connected_socket(zmq.DEALER, target.replay) as socket:
         sequences = _replay(socket, 0)
         assert sequences, "nothing to replay"
         assert sequences == list(range(sequences[0], sequences[-1] + 1))

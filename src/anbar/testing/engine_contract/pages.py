@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import cast
 
 from anbar.testing.engine_contract.target import (
     Target,
@@ -10,6 +9,7 @@ from anbar.testing.engine_contract.target import (
     call,
     complete,
     connected,
+    context_length,
     eventually,
     metrics,
     nonce,
@@ -105,11 +105,6 @@ def check_refusals(target: Target) -> None:
     )
     for where, body in wrong:
         refused(call(target, "POST", where, body), 400)
-
-
-def context_length(target: Target) -> int:
-    cards = ok(call(target, "GET", "/v1/models"))["data"]
-    return cast(int, next(card for card in cards if card["id"] == target.model)["max_model_len"])
 
 
 def check_disconnect_aborts(target: Target) -> None:

@@ -25,6 +25,14 @@ class Target:
     timeout_s: float = 60.0
     offloads: bool = False
     """Blocks come back from host RAM or a store as well."""
+    dev_mode: bool = False
+    """It has the development endpoints (`VLLM_SERVER_DEV_MODE=1`)."""
+    request_ids: bool = False
+    """It repeats `x-request-id` in its answers (`--enable-request-id-headers`)."""
+    lora: str = ""
+    """An adapter that it serves; "": none."""
+    alone: bool = False
+    """Nobody else uses it: checks may count exactly, fill its cache and drop it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,14 @@ def chat(target: Target, text: str, **fields: object) -> Reply:
     return call(target, "POST", "/v1/chat/completions", body)
 
 
+def chunks(reply: Reply) -> list[Json]:
+    """The chunks of a stream that ended well, without its [DONE]."""
+    assert reply.status == 200, (reply.status, reply.body[:500])
+    *events, done = reply.events
+    assert done == b"[DONE]", done
+    return [json.loads(event) for event in events]
+
+
 def nonce() -> str:
     """Text that no engine has in its cache."""
     return uuid.uuid4().hex
@@ -130,11 +146,11 @@ def block_size(target: Target) -> int:
     return int(labels.partition('block_size="')[2].partition('"')[0])
 
 
-def eventually(holds: Callable[[], bool], target: Target) -> None:
-    """Wait until `holds()`."""
+def eventually(holds: Callable[[], bool], target: Target, what: Callable[[], str] = str) -> None:
+    """Wait until `holds()`; `what()` says in the end how it is instead."""
     end_s = time.monotonic() + target.timeout_s
     while not holds():
-        assert time.monotonic() < end_s, "still not so at the deadline"
+        assert time.monotonic() < end_s, f"still not so at the deadline {what()}"
         time.sleep(0.05)
 
 
@@ -142,3 +158,15 @@ def tokens(target: Target, text: str) -> list[int]:
     """The ids of a text, from POST /tokenize."""
     page = ok(call(target, "POST", "/tokenize", {"model": target.model, "prompt": text}))
     return cast(list[int], page["tokens"])
+
+
+def capacity(target: Target) -> int:
+    """Blocks that can hold something: vLLM's first block never does."""
+    (labels,) = samples(metrics(target), "vllm:cache_config_info")
+    return int(labels.partition('num_gpu_blocks="')[2].partition('"')[0]) - 1
+
+
+def context_length(target: Target) -> int:
+    """Longest prompt plus answer, from /v1/models."""
+    cards = ok(call(target, "GET", "/v1/models"))["data"]
+    return cast(int, next(card for card in cards if card["id"] == target.model)["max_model_len"])

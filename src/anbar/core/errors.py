@@ -10,6 +10,7 @@ AnbarError
 ├── NoEngine           nothing can serve the request now: 503
 ├── WireError          an engine's event or probe answer cannot be understood: names the part
 ├── StackError         a part of the stack did not start or died
+├── MeasureError       an engine cannot be measured as it is
 └── StoreError         a store could not be opened (calls on an open store report outcomes instead)
 """
 
@@ -72,6 +73,10 @@ class WireError(AnbarError):
 
 class StackError(AnbarError):
     """A part of the stack did not start, or died."""
+
+
+class MeasureError(AnbarError):
+    """An engine cannot be measured as it is; the text says why and what would help."""
 
 
 class StoreError(AnbarError):

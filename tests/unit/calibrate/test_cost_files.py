@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anbar.apps.calibrate.files import read_cost_file, write_cost_file
+from anbar.apps.calibrate.files import check_writable, read_cost_file, write_cost_file
 from anbar.core.cost import EngineCost
 from anbar.core.cost_file import CostFile, EngineType, Measured
 from anbar.core.errors import ConfigError
@@ -42,3 +42,13 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     for name in ("nothing", "bytes", "text", "long"):
         with pytest.raises(ConfigError, match=f"{tmp_path / name}: "):
             read_cost_file(tmp_path / name)
+
+
+def test_whether_it_could_be_written(tmp_path: Path) -> None:
+    """Asked beforehand: a place that is fine stays as it is, others are refused in the same words."""
+    check_writable(tmp_path / "m.json")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "m.json"):
+        with pytest.raises(ConfigError, match=f"{path}: cannot be written"):
+            check_writable(path)

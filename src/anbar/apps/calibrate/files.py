@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from anbar.core.cost_file import CostFile, parse, render
@@ -33,23 +34,30 @@ def write_cost_file(path: Path, content: CostFile) -> None:
 
     Raises ConfigError when it cannot be written.
     """
-    text = render(content)
+    with _beside(path) as draft:
+        draft.write_text(render(content), "utf-8")
+        draft.chmod(0o644)  # figures, no secrets; a temporary file is private
+        draft.replace(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raises ConfigError when `path` could not be written: better said before minutes of measuring."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: cannot be written: it is a directory")
+    with _beside(path):
+        pass
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A new file in the same directory, removed in the end if it is still there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        os.close(handle)
+        try:
+            yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            os.fchmod(handle, 0o644)  # figures, no secrets; mkstemp makes it private
-            file.write(text)
-        Path(name).replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        with suppress(FileNotFoundError):
-            Path(name).unlink()
-
-
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{path}: cannot be written: {error.strerror or error}")
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -34,12 +34,18 @@ class _Offload:
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
+class Job:
     """A copy of some chunks of a request between device and host."""
 
     offload: _Offload
     keys: list[BlockKey]
+    """Of the chunks, in the prompt's order."""
     num_tokens: int
+
+    @property
+    def request(self) -> EngineRequest:
+        """Whose KV is copied."""
+        return self.offload.request
 
 
 class Connector:
@@ -51,15 +57,16 @@ class Connector:
         self._chunk_blocks = host.chunk_blocks
         self._chunk_tokens = host.chunk_blocks * shape.block_size
         self._prompt_only = host.offload is Offload.PROMPT
-        self._host = HostTier(host.num_chunks)
+        self.host = HostTier(host.num_chunks)
         self._counters = counters
         self._offloads: dict[RequestId, _Offload] = {}
         self._behind: set[_Offload] = set()
         """Whose last offer was refused: they offer again in the next step."""
-        self._loads: list[_Job] = []
-        self._stores: list[_Job] = []
+        self.loads: list[Job] = []
+        """Copied in this step."""
+        self.stores: list[Job] = []
         """Planned in this step, to be copied in the next one."""
-        self._copying: list[_Job] = []
+        self.copying: list[Job] = []
         """Stores that are copied in this step."""
         self._loading: set[BlockKey] = set()
         self._given_away: set[int] = set()
@@ -68,7 +75,7 @@ class Connector:
     @property
     def has_work(self) -> bool:
         """Whether steps must go on although no request needs any."""
-        return bool(self._loads or self._stores or self._copying)
+        return bool(self.loads or self.stores or self.copying)
 
     def open(self, request: EngineRequest) -> None:
         """A request came."""
@@ -105,16 +112,16 @@ class Connector:
         offload = self._offloads[request.id]
         end = (num_local_blocks * self._shape.block_size + num_tokens) // self._chunk_tokens
         keys = self._keys(request, num_local_blocks // self._chunk_blocks, end)
-        self._host.pin(keys)
+        self.host.pin(keys)
         self._loading.update(keys)
         self._given_away.update(request.blocks)
         offload.used.update(keys)
         offload.num_chunks_seen = end
-        self._start(_Job(offload, keys, num_tokens), self._loads)
+        self._start(Job(offload, keys, num_tokens), self.loads)
 
     def plan(self, step: Step, ended: Sequence[EngineRequest]) -> None:
         """The step is planned, and `ended` have ended since the last one: say what it copies."""
-        self._copying, self._stores = self._stores, []
+        self.copying, self.stores = self.stores, []
         num_running = len(step.pieces) - step.num_admitted
         size = self._chunk_tokens
         for index, piece in enumerate(step.pieces):
@@ -131,16 +138,16 @@ class Connector:
 
     def finish(self) -> list[EngineRequest]:
         """The step is over: the requests whose loads are over too."""
-        stores, self._copying = self._copying, []
-        loads, self._loads = self._loads, []
+        stores, self.copying = self.copying, []
+        loads, self.loads = self.loads, []
         for job in stores:
-            self._host.written(job.keys)
+            self.host.written(job.keys)
             self._end(job)
         for job in loads:
-            self._host.unpin(job.keys)
+            self.host.unpin(job.keys)
             self._loading.difference_update(job.keys)
             self._end(job)
-        return [job.offload.request for job in loads]
+        return [job.request for job in loads]
 
     def close(self, request: EngineRequest) -> None:
         """A request ended; its blocks are still its own."""
@@ -148,15 +155,15 @@ class Connector:
 
     def take_events(self) -> list[EngineEvent]:
         """What happened to the tiers since the last call."""
-        return self._host.take_events()
+        return self.host.take_events()
 
     def check_integrity(self) -> None:
         """AssertionError unless copies, requests and chunks agree."""
-        jobs = [*self._loads, *self._stores, *self._copying]
+        jobs = [*self.loads, *self.stores, *self.copying]
         for offload in self._offloads.values():
             assert offload.num_jobs == sum(job.offload is offload for job in jobs), "jobs miscounted"
-        assert self._loading == {key for job in self._loads for key in job.keys}
-        self._host.check_integrity()
+        assert self._loading == {key for job in self.loads for key in job.keys}
+        self.host.check_integrity()
 
     def _keys(self, request: EngineRequest, start: int, end: int) -> list[BlockKey]:
         """Keys of chunks start..end of a request; a chunk has the key of its last block."""
@@ -168,14 +175,14 @@ class Connector:
         that is missing, so that slow tiers begin to fetch them."""
         num_hits, is_certain = 0, True
         for key in keys:
-            found = self._host.lookup(key)
+            found = self.host.lookup(key)
             if found is Found.MISS:
                 break
             num_hits += 1
             is_certain = is_certain and found is Found.HIT
         return num_hits if is_certain else None
 
-    def _offer(self, offload: _Offload, num_tokens: int) -> _Job | None:
+    def _offer(self, offload: _Offload, num_tokens: int) -> Job | None:
         """Store what is new of the first `num_tokens` tokens of a request."""
         request = offload.request
         num_tokens = min(num_tokens, request.num_tokens)
@@ -186,7 +193,7 @@ class Connector:
         start, end = offload.num_chunks_seen, num_tokens // self._chunk_tokens
         if end <= start:
             return None
-        new = self._host.reserve(self._keys(request, start, end), offload.used)
+        new = self.host.reserve(self._keys(request, start, end), offload.used)
         if new is None:
             self._behind.add(offload)
             return None
@@ -194,7 +201,7 @@ class Connector:
         offload.num_chunks_seen = end
         if not new:
             return None
-        return self._start(_Job(offload, new, len(new) * self._chunk_tokens), self._stores)
+        return self._start(Job(offload, new, len(new) * self._chunk_tokens), self.stores)
 
     def _offer_last(self, offload: _Offload, step: Step) -> None:
         """Store what an ended request has left. Its blocks are free: when they were given away in this step,
@@ -212,8 +219,8 @@ class Connector:
                    if key in stored]  # fmt: skip
         blocks = {block for i in indices for block in offload.blocks[i * size : (i + 1) * size]}
         if not blocks.isdisjoint(self._blocks_given(step)):
-            self._stores.remove(job)
-            self._copying.append(job)
+            self.stores.remove(job)
+            self.copying.append(job)
 
     def _blocks_given(self, step: Step) -> set[int]:
         """Blocks that requests got in this step, also those that they share."""
@@ -233,15 +240,15 @@ class Connector:
         self._behind.discard(offload)
         end = request.num_tokens // self._chunk_tokens
         used = [key for key in self._keys(request, 0, end) if key in offload.used]
-        self._host.refresh(reversed(used))
+        self.host.refresh(reversed(used))
         self._forget_if_done(offload)
 
-    def _start(self, job: _Job, jobs: list[_Job]) -> _Job:
+    def _start(self, job: Job, jobs: list[Job]) -> Job:
         job.offload.num_jobs += 1
         jobs.append(job)
         return job
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: Job) -> None:
         job.offload.num_jobs -= 1
         self._forget_if_done(job.offload)
 
@@ -252,8 +259,8 @@ class Connector:
     def _account(self, step: Step) -> None:
         """Copies of this step. The KV of a block lies in `copies_per_block` pieces."""
         block_size, pieces = self._shape.block_size, self._shape.copies_per_block
-        step.num_loaded_tokens = sum(job.num_tokens for job in self._loads)
-        step.num_stored_tokens = sum(job.num_tokens for job in self._copying)
+        step.num_loaded_tokens = sum(job.num_tokens for job in self.loads)
+        step.num_stored_tokens = sum(job.num_tokens for job in self.copying)
         step.num_load_copies = step.num_loaded_tokens // block_size * pieces
         step.num_store_copies = step.num_stored_tokens // block_size * pieces
         self._counters.num_loaded += step.num_loaded_tokens

@@ -45,7 +45,10 @@ class Running:
 
 
 class Engine:
-    """A model of one vLLM engine (0.32, one full-attention cache group, synchronous scheduling)."""
+    """A model of one vLLM engine (0.32, one full-attention cache group, synchronous scheduling).
+
+    `pool`, `scheduler` and `connector` are there to be looked at, not to be used.
+    """
 
     def __init__(self, shape: EngineShape, cost: StepCost, tiers: Tiers = NO_TIERS) -> None:
         """Raises ConfigError when the longest request would not fit on the device."""
@@ -58,33 +61,33 @@ class Engine:
         self.shape = shape
         self.counters = Counters()
         self._cost = cost
-        self._pool = BlockPool(shape.num_blocks, prefix_caching=shape.prefix_caching)
-        self._connector = Connector(shape, tiers.host, self.counters) if tiers.host is not None else None
-        self._scheduler = Scheduler(shape, self._pool, self.counters, self._connector)
+        self.pool = BlockPool(shape.num_blocks, prefix_caching=shape.prefix_caching)
+        self.connector = Connector(shape, tiers.host, self.counters) if tiers.host is not None else None
+        self.scheduler = Scheduler(shape, self.pool, self.counters, self.connector)
         self._step: Step | None = None
 
     @property
     def num_running(self) -> int:
         """Requests that are being served."""
-        return self._scheduler.num_running
+        return self.scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
         """Requests that are queued, or whose blocks are being loaded."""
-        return self._scheduler.num_waiting
+        return self.scheduler.num_waiting
 
     @property
     def usage(self) -> float:
         """Share of the device's blocks that requests hold, 0..1."""
-        return self._pool.usage
+        return self.pool.usage
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises RequestError when it cannot be served."""
-        self._scheduler.add(request)
+        self.scheduler.add(request)
 
     def abort(self, request_id: RequestId) -> None:
         """The client is gone: end the request, if it is here, without a further output."""
-        self._scheduler.abort(request_id)
+        self.scheduler.abort(request_id)
 
     def start_step(self, now_s: float, until_s: float = math.inf) -> Running | None:
         """Plan a step; None when there is nothing to do.
@@ -93,13 +96,13 @@ class Engine:
         arrival, say), unless it is the first.
         """
         assert self._step is None, "the last step has not been finished"
-        if not self._scheduler.has_work:
+        if not self.scheduler.has_work:
             return None
-        step = self._step = self._scheduler.schedule()
+        step = self._step = self.scheduler.schedule()
         seconds = self._cost.seconds(step, self.shape)
-        most = self._scheduler.max_repeats(step)
+        most = self.scheduler.max_repeats(step)
         if most > 1 and (count := self._repeats(step, most, seconds, until_s - now_s)) > 1:
-            self._scheduler.repeat(step, count)
+            self.scheduler.repeat(step, count)
             seconds = self._cost.seconds(step, self.shape)
         if not step.pieces:
             seconds = max(seconds, IDLE_STEP_S)
@@ -109,16 +112,16 @@ class Engine:
         """The step is over: what it did becomes visible."""
         assert self._step is not None, "no step is under way"
         step, self._step = self._step, None
-        self.counters.num_evictions = self._pool.num_evictions
-        return self._scheduler.finish(step)
+        self.counters.num_evictions = self.pool.num_evictions
+        return self.scheduler.finish(step)
 
     def clear_cache(self) -> bool:
         """Forget what the device caches; False, and nothing done, while a request holds blocks."""
-        return self._scheduler.clear_cache()
+        return self.scheduler.clear_cache()
 
     def check_integrity(self) -> None:
         """AssertionError unless every block, key and request is accounted for."""
-        self._scheduler.check_integrity()
+        self.scheduler.check_integrity()
 
     def _repeats(self, step: Step, most: int, seconds: float, limit_s: float) -> int:
         """The most repeats, up to `most`, that end within `limit_s`; at least one."""

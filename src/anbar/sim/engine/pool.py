@@ -29,7 +29,7 @@ class BlockPool:
         self._next = [*range(1, num_blocks), _RING]
         self._previous = [num_blocks - 1, *range(num_blocks - 1)]
         self._holders = [0] * num_blocks
-        self._keys: list[BlockKey] = [None] * num_blocks
+        self._keys: list[BlockKey | None] = [None] * num_blocks
         self._by_key: dict[BlockKey, int | list[int]] = {}
         """The block of a key; several, oldest first, when requests computed the same thing side by side."""
         self._events: list[EngineEvent] = []
@@ -160,9 +160,9 @@ class BlockPool:
             block = self._next[block]
         return order
 
-    def cached_keys(self) -> set[BlockKey]:
-        """What can be hit."""
-        return set(self._by_key)
+    def contents(self) -> list[BlockKey | None]:
+        """What each block caches, by its number; None: nothing."""
+        return list(self._keys)
 
     def check_integrity(self, requests: Iterable[EngineRequest]) -> None:
         """AssertionError unless all blocks are accounted for; `requests` are those that may hold any."""

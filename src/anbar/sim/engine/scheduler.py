@@ -8,7 +8,6 @@ encoder inputs, more than one cache group.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -85,9 +84,17 @@ class Scheduler:
             return True
         return self._connector is not None and bool(self._ended or self._requests or self._connector.has_work)
 
-    def requests(self) -> Iterator[EngineRequest]:
+    def requests(self) -> list[EngineRequest]:
         """All that have not ended, and those that ended but must keep their blocks until a load is over."""
-        yield from self._requests.values()
+        return list(self._requests.values())
+
+    def running(self) -> list[EngineRequest]:
+        """Requests that run, in the order in which they were admitted."""
+        return list(self._running)
+
+    def waiting(self) -> list[EngineRequest]:
+        """Requests that load or wait, in the order in which they are tried."""
+        return [*self._holding, *self._waiting]
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises RequestError when it is empty, cannot fit, or its id is in use."""

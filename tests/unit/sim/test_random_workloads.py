@@ -1,0 +1,74 @@
+"""The engine model under random load: nothing is lost, everything ends, and everything is announced."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from tests.unit.sim.workload import Workload, serve, workloads
+
+
+@given(workloads())
+@settings(max_examples=300)
+def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload) -> None:
+    """Requests arrive, share prefixes, are preempted and aborted, before steps and amid them, on pools that
+    are too small, with and without a host tier. After each half of each step blocks, keys, holders and
+    queues agree, and events tell what is cached. In the end every request that was not aborted has its whole
+    answer, and no block is held."""
+    engine, served = serve(workload)
+    num_generated: dict[str, int] = {}
+    finished = set()
+    for _, outputs in served.outputs:
+        for request_id, count, is_over in outputs:
+            num_generated[request_id] = num_generated.get(request_id, 0) + count
+            if is_over:
+                finished.add(request_id)
+    for ask, request in zip(workload.asks, served.requests, strict=True):
+        assert num_generated.get(request.id, 0) == request.num_generated
+        if request.id in finished:
+            room = workload.shape.max_model_len - len(ask.prompt)
+            assert request.num_generated == min(len(ask.answer), room)
+        else:
+            assert ask.aborts is not None
+    assert engine.usage == 0.0
+    assert engine.num_running == engine.num_waiting == 0
+    counters = engine.counters
+    assert counters.num_prompt == (
+        counters.num_prompt_computed + counters.num_prompt_device_hit + counters.num_prompt_external_hit
+    )
+    assert counters.num_generated == sum(num_generated.values())
+    assert counters.num_preemptions == sum(request.num_preemptions for request in served.requests)
+
+
+@given(workloads())
+def test_the_same_again(workload: Workload) -> None:
+    """A second engine does exactly the same at the same times."""
+    (_, first), (_, second) = serve(workload, checked=False), serve(workload, checked=False)
+    assert (first.outputs, first.batches, first.ended_s) == (second.outputs, second.batches, second.ended_s)
+
+
+@given(workloads())
+@settings(max_examples=300)
+def test_strides_change_nothing(workload: Workload) -> None:
+    """Decode steps taken in strides: the same tokens by the end of each stride, the same batches of events at
+    the same times, the same end."""
+    calm = Workload(
+        workload.shape, tuple(replace(ask, arrives=0, aborts=None) for ask in workload.asks), workload.tiers
+    )
+    engine, single = serve(calm)
+    other, strides = serve(calm, strides=True)
+    assert strides.batches == single.batches
+    assert abs(strides.ended_s - single.ended_s) < 1e-6
+    assert other.counters == engine.counters
+    assert other.pool.free_order() == engine.pool.free_order()
+    assert other.pool.contents() == engine.pool.contents()
+    totals: dict[int, dict[str, int]] = {}
+    running: dict[str, int] = {}
+    for number, outputs in single.outputs:
+        for request_id, count, _ in outputs:
+            running[request_id] = running.get(request_id, 0) + count
+        totals[number] = dict(running)
+    running.clear()
+    for number, outputs in strides.outputs:
+        for request_id, count, _ in outputs:
+            running[request_id] = running.get(request_id, 0) + count
+        assert totals[number] == running

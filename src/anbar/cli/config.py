@@ -19,7 +19,7 @@ from anbar.cli.options import (
 )
 from anbar.config.load import Loaded
 
-app = typer.Typer(help="Show or check the configuration.", no_args_is_help=True)
+app = typer.Typer(help="Show or check the configuration.", no_args_is_help=True, add_completion=False)
 
 _SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 _HIDDEN = "(hidden)"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from anbar import __version__
-from anbar.cli import config, doctor, model, router, up
+from anbar.cli.commands import Commands
 from anbar.core.errors import AnbarError, ConfigError
 
 EXIT_FAILURE = 1
@@ -24,6 +24,7 @@ def _show_version(asked: bool) -> None:
 
 app = typer.Typer(
     name="anbar",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,15 +39,6 @@ def anbar(
     ] = False,
 ) -> None:
     """A serving stack for vLLM whose KV cache can leave the GPU."""
-
-
-app.command("up")(up.up)
-app.command("status")(up.status)
-app.command("down")(up.down)
-app.command("router")(router.router)
-app.command("doctor")(doctor.doctor)
-app.command("model")(model.model)
-app.add_typer(config.app, name="config")
 
 
 def main() -> None:

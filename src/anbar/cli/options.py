@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anbar.apps.doctor.host import can_listen
+from anbar.apps.stack.ports import can_listen
 from anbar.config.emulate import Emulation, emulate
 from anbar.config.load import Loaded, Override, load, replaced
 from anbar.core.errors import ConfigError

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from anbar.cli.commands import COMMANDS
 from anbar.config.models import AnbarConfig
 
 
@@ -124,8 +125,15 @@ def test_nothing_runs(tmp_path: Path) -> None:
 def test_help_names_every_command(tmp_path: Path) -> None:
     """The whole of what anbar can do."""
     shown = anbar("--help", cwd=tmp_path).stdout
-    for command in ("up", "status", "down", "router", "doctor", "model", "config"):
+    for command in COMMANDS:
         assert f" {command} " in shown
+
+
+def test_commands_are_imported_one_by_one(tmp_path: Path) -> None:
+    """Asking for the version waits for no command, and a misspelt one is still recognized."""
+    code = "import sys, anbar.cli.main; sys.exit(sum(name.startswith('anbar.apps.') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert "Did you mean 'status'?" in anbar("statsu", cwd=tmp_path).stderr
 
 
 def test_version(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
 """Checks of this machine: instructions, cores, memory, shared memory, ports, directories."""
 
-import errno
 import os
 import platform
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
 from anbar.apps.doctor.finding import Finding, fail, ok, warn
 from anbar.apps.machine import Machine
 from anbar.apps.stack.placement import Slots
+from anbar.apps.stack.ports import TAKEN, bind_problem, can_listen, holder_of
 from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig
 from anbar.config.render import CPU_KV_BYTES, EngineSlot
 from anbar.config.sizes import format_size
@@ -25,7 +22,6 @@ _EMULATOR_BYTES = 256 * 1024**2
 _SHM_PER_WORKER = 64 * 1024**2
 """vLLM's message rings and semaphores in /dev/shm."""
 _MIN_DISK = 2 * 1024**3
-_TAKEN = "it is taken"
 
 
 def check_cpu(machine: Machine, slots: Slots) -> Iterator[Finding]:
@@ -93,52 +89,19 @@ def check_shm(machine: Machine, config: AnbarConfig, slots: Slots) -> Finding:
 def check_ports(wanted: Sequence[tuple[str, str, int]]) -> Iterator[Finding]:
     """`wanted`: (who, host, port). Free means that it can be bound now."""
     for who, host, port in wanted:
-        problem = _bind_problem(host, port)
+        problem = bind_problem(host, port)
         if problem is None:
             continue
-        pid = _holder(port)
+        pid = holder_of(port)
         holder = f" by process {pid}" if pid is not None else ""
         key = "router.port" if who == "router" else "launch.port"
-        fix = f"stop it, or choose another {key}" if problem == _TAKEN else f"choose another {key}"
+        fix = f"stop it, or choose another {key}" if problem == TAKEN else f"choose another {key}"
         if not can_listen(host, 0):
             fix = "correct router.host: an address of this machine, 127.0.0.1 or 0.0.0.0"
             holder = ""
         yield fail("port", f"{host}:{port} for {who} cannot be used: {problem}{holder}", fix)
     if wanted and all(can_listen(host, port) for _, host, port in wanted):
         yield ok("ports", ", ".join(f"{port} ({who})" for who, _, port in wanted) + " are free")
-
-
-def can_listen(host: str, port: int) -> bool:
-    """Whether a server could bind now; port 0: any port."""
-    return _bind_problem(host, port) is None
-
-
-def _bind_problem(host: str, port: int) -> str | None:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        return f"the address {host} is not known ({error.strerror})"
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except PermissionError:
-            return "ports below 1024 need privileges"
-        except OSError as error:
-            return _TAKEN if error.errno == errno.EADDRINUSE else str(error.strerror)
-    return None
-
-
-def _holder(port: int) -> int | None:
-    try:
-        for connection in psutil.net_connections(kind="tcp"):
-            address = connection.laddr
-            if connection.status == psutil.CONN_LISTEN and address and address.port == port:
-                return connection.pid
-    except psutil.Error:
-        return None
-    return None
 
 
 def check_directory(topic: str, path: Path, *, key: str) -> Finding:

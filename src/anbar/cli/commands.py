@@ -1,0 +1,44 @@
+"""The table of commands. A command's module is imported when it is asked for: `anbar status` should not wait
+for a router's modules, nor should each of many emulated engines."""
+
+import importlib
+from collections import UserDict
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+COMMANDS = {
+    "up": "anbar.cli.up:up",
+    "status": "anbar.cli.status:status",
+    "down": "anbar.cli.status:down",
+    "router": "anbar.cli.router:router",
+    "calibrate": "anbar.cli.calibrate:calibrate",
+    "doctor": "anbar.cli.doctor:doctor",
+    "model": "anbar.cli.model:model",
+    "config": "anbar.cli.config:app",
+}
+"""Each command's module, and in it the function or Typer application; in the order of `anbar --help`."""
+
+
+class Commands(TyperGroup):
+    """The group of all commands, as click asks for them."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands = _OnDemand(COMMANDS)
+
+
+class _OnDemand(UserDict[str, Any]):
+    """click commands by name; each is made when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = self.data[name].partition(":")
+        found: typer.Typer | Callable[..., None] = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            command, found = found, typer.Typer(add_completion=False)
+            found.command(name)(command)
+        made = typer.main.get_command(found)
+        made.name = name
+        return made

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from anbar.apps.calibrate.files import read_cost_file
 from anbar.apps.stack.ports import can_listen
 from anbar.config.emulate import Emulation, emulate
 from anbar.config.load import Loaded, Override, load, replaced
@@ -77,9 +78,9 @@ def emulated(
         return loaded, ()
     if cost is not None:
         cost = cost.resolve()
-        if not cost.is_file():
-            raise ConfigError(
-                f"command line --cost: {cost} is not a file; allowed: one that `anbar calibrate` wrote"
-            )
+        try:
+            read_cost_file(cost)
+        except ConfigError as error:
+            raise ConfigError(f"command line --cost: {error}") from error
     found = emulate(loaded.config, Emulation(speed, cost), lambda port: can_listen("127.0.0.1", port))
     return replaced(loaded, found.config, "command line --emulated"), found.assumptions

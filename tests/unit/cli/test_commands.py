@@ -68,15 +68,14 @@ def test_config_show_emulated(tmp_path: Path) -> None:
         (["--speed", "2"], "command line --speed: allowed with --emulated only"),
         (["--cost", "c.json"], "command line --cost: allowed with --emulated only"),
         (["--emulated", "--speed", "0"], "command line --speed: is 0; allowed: numbers above 0"),
-        (
-            ["--emulated", "--cost", "c.json"],
-            "c.json is not a file; allowed: one that `anbar calibrate` wrote",
-        ),
+        (["--emulated", "--cost", "c.json"], "c.json: cannot be read: No such file"),
+        (["--emulated", "--cost", "anbar.yaml"], "anbar.yaml: not JSON"),
         (["--emulated", "--set", "engines[0].launch.args=[--count, '2']"], "use launch.count"),
     ],
 )
 def test_options_of_emulation(tmp_path: Path, options: list[str], words: str) -> None:
     """What does not go together is refused by name, with what is allowed."""
+    (tmp_path / "anbar.yaml").write_text("router: {port: 8000}\n")
     done = anbar("up", *options, cwd=tmp_path)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 

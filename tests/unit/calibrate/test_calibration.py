@@ -1,17 +1,21 @@
 """Calibration against an engine whose cost is known."""
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from anbar.apps.calibrate.campaign import QUICK, Plan
+from anbar.apps.calibrate.campaign import FULL, QUICK, Plan
 from anbar.apps.calibrate.given import Given
 from anbar.apps.calibrate.prompts import Prompts
 from anbar.apps.calibrate.run import Calibration, Session, calibrate
 from anbar.apps.calibrate.target import EngineFacts
-from anbar.core.cost import EngineCost, TokenCurve
-from anbar.sim.engine.shape import EngineShape
+from anbar.core.cost import CopyCost, EngineCost, TokenCurve
+from anbar.core.cost_file import render
+from anbar.core.errors import MeasureError
+from anbar.sim.engine.engine import Tiers
+from anbar.sim.engine.shape import EngineShape, HostShape
 from tests.unit.calibrate.virtual_engine import VirtualEngine
 
 SHAPE = EngineShape(block_size=32, num_blocks=1000, max_model_len=4096, kv_bytes_per_token=1000)
@@ -52,3 +56,90 @@ async def test_it_finds_the_cost_of_a_quiet_engine() -> None:
     assert found.front_s == pytest.approx(0.008, rel=0.1)
     assert found.front_s_per_token == pytest.approx(3e-6, rel=0.1)
     assert all(residual.worst_error < 0.02 for residual in result.content.measured.residuals)
+
+
+async def test_noise_shows_as_noise() -> None:
+    """With 5 % of noise in every step: steps within 10 %, and the report says how noisy it was."""
+    result = await _calibrate(VirtualEngine(SHAPE, COST, noise=0.05), FULL)
+    for tokens in (1, 4, 16, 64, 300, 2000):
+        found = result.content.cost.tokens.seconds(tokens)
+        assert found == pytest.approx(COST.tokens.seconds(tokens), rel=0.1)
+    assert 0.01 < result.content.measured.residuals[0].spread < 0.1
+    assert all(row.low <= row.high for row in result.coefficients)
+    assert any(row.low < row.value < row.high for row in result.coefficients)
+
+
+@pytest.mark.parametrize(("plan", "most_s"), [(QUICK, 60.0), (FULL, 300.0)])
+@pytest.mark.parametrize("slower", [0.01, 0.3, 1.0, 2.0])
+async def test_it_ends_in_time(plan: Plan, most_s: float, slower: float) -> None:
+    """Whatever the engine's speed: it measures less of a slow one, not longer."""
+    points = tuple((tokens, seconds * slower) for tokens, seconds in COST.tokens.points)
+    engine = VirtualEngine(SHAPE, replace(COST, tokens=TokenCurve(points)))
+    result = await _calibrate(engine, plan)
+    assert engine.clock.now_s() < most_s
+    assert result.content.measured.seconds == pytest.approx(engine.clock.now_s(), abs=0.1)
+
+
+async def test_equal_runs_write_equal_files() -> None:
+    """The same engine, prompts and clock give the same bytes."""
+    first, second = [await _calibrate(VirtualEngine(SHAPE, COST, noise=0.05)) for _ in range(2)]
+    assert render(first.content) == render(second.content)
+
+
+async def test_progress() -> None:
+    """Whoever waits is told what is measured, in shares that only grow."""
+    engine, seen = VirtualEngine(SHAPE, COST), list[str]()
+    await calibrate(engine, FACTS, GIVEN, QUICK, _session(engine, seen))
+    shares = [line.split()[0] for line in seen]
+    assert shares == sorted(shares)
+    assert seen[0] == "0.00 warming up"
+    assert "round 2 of 2" in seen[-1]
+
+
+async def test_a_busy_engine_is_refused() -> None:
+    """Somebody else's requests would be measured too: nothing is sent."""
+    engine = VirtualEngine(SHAPE, COST)
+    engine.num_running = 3
+    with pytest.raises(MeasureError, match="http://e is busy: 3 requests running"):
+        await _calibrate(engine)
+    assert engine.clock.now_s() == 0.0
+
+
+async def test_kv_bytes_that_nobody_knows() -> None:
+    """A model that is not on this machine, and no host tier: the user is asked, with the formula."""
+    engine = VirtualEngine(SHAPE, COST)
+    with pytest.raises(MeasureError, match="kv_bytes_per_token=N"):
+        await calibrate(engine, FACTS, Given(device="cpu"), QUICK, _session(engine))
+
+
+HOST_COST = replace(COST, load=CopyCost(0.0, 0.0, 2e-7), store=CopyCost(0.0, 0.0, 3e-7), copy_delay=1.0)
+TIERS = Tiers(HostShape(num_chunks=4000))
+
+
+@pytest.mark.parametrize("can_clear", [True, False])
+async def test_host_memory(can_clear: bool) -> None:
+    """Prompts leave the device, by request or displaced by others, and come back: bandwidth both ways and the
+    size of a token's KV are found."""
+    engine = VirtualEngine(replace(SHAPE, num_blocks=300), HOST_COST, TIERS)
+    engine.can_clear = can_clear
+    facts = replace(FACTS, has_offload=True, num_blocks=300)
+    plan = replace(QUICK, seconds=150.0)
+    given = Given(device="cpu", dtype="float32")
+    result = await calibrate(engine, facts, given, plan, _session(engine))
+    assert result.notes == ()
+    assert result.content.engine.kv_bytes_per_token == 1000
+    cost = result.content.cost
+    assert cost.load.s_per_byte == pytest.approx(2e-7)
+    assert cost.store.s_per_byte == pytest.approx(3e-7)
+    assert cost.load.latency_s < 0.1
+    assert result.content.measured.residuals[-1].what == "prefixes from host memory"
+    assert result.content.measured.residuals[-1].median_error < 0.1
+
+
+async def test_host_memory_without_time() -> None:
+    """A device that cannot be cleared and is too large to be displaced: said, and the rest is written."""
+    engine = VirtualEngine(SHAPE, HOST_COST, TIERS)
+    engine.can_clear = False
+    result = await calibrate(engine, replace(FACTS, has_offload=True), GIVEN, QUICK, _session(engine))
+    assert result.content.cost.load == CopyCost()
+    assert "32,000 tokens" in result.notes[0]

@@ -53,6 +53,8 @@ class VirtualEngine:
         self.clock = ManualClock()
         self.engine = Engine(shape, StepCost(cost), tiers)
         self.num_running = 0
+        """What its metrics say, for somebody else's requests."""
+        self.can_clear = True
         self._cost = cost
         self._noise = noise
         self._rng = random.Random(seed)
@@ -62,10 +64,18 @@ class VirtualEngine:
         return self.play(asks)
 
     async def counters(self) -> Counters:
-        return Counters(num_running=self.num_running)
+        totals, size = self.engine.counters, self.engine.shape.kv_bytes_per_token
+        return Counters(
+            num_running=self.num_running,
+            external_tokens=totals.num_prompt_external_hit,
+            load_bytes=totals.num_loaded * size,
+            load_s=totals.num_loaded * size * self._cost.load.s_per_byte,
+            store_bytes=totals.num_stored * size,
+            store_s=totals.num_stored * size * self._cost.store.s_per_byte,
+        )
 
     async def clear_device(self) -> bool:
-        return self.engine.clear_cache()
+        return self.can_clear and self.engine.clear_cache()
 
     async def tokenize_s(self, text: str) -> tuple[float, int]:
         tokens = len(text.split())

@@ -38,9 +38,8 @@ class EngineClient:
         """Close unused connections."""
         self._pool.close()
 
-    async def facts(self, model: str | None = None) -> EngineFacts:
-        """Ask what it is; `model` chooses among several names. Raises MeasureError when it is no vLLM engine
-        that can be measured."""
+    async def facts(self) -> EngineFacts:
+        """Ask what it is. Raises MeasureError when it is no vLLM engine that can be measured."""
         try:
             models = [m for m in parse_models(await self._get("/v1/models")) if m.parent is None]
             version = parse_version(await self._get("/version"))
@@ -48,18 +47,17 @@ class EngineClient:
             cache, counters = parse_metrics(page), parse_counters(page)
         except WireError as error:
             raise MeasureError(f"{self.url} is not a vLLM engine: {error}") from error
-        chosen = [m for m in models if model in (None, m.name)]
-        if not chosen:
-            raise MeasureError(f"{self.url} does not serve {model!r}, only {[m.name for m in models]}")
+        if not models:
+            raise MeasureError(f"{self.url} serves no model")
         if cache is None:
             raise MeasureError(f"{self.url} does not tell its block size in /metrics")
-        self.model = chosen[0].name
+        self.model = models[0].name
         return EngineFacts(
             url=self.url,
             model=self.model,
-            root=chosen[0].root,
+            root=models[0].root,
             vllm=version,
-            max_model_len=chosen[0].max_model_len or 2048,
+            max_model_len=models[0].max_model_len or 2048,
             block_size=cache.block_size,
             num_blocks=cache.num_blocks or 0,
             has_offload=counters.has_offload,

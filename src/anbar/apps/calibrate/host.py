@@ -12,6 +12,7 @@ from anbar.apps.calibrate.prompts import Prompts
 from anbar.apps.calibrate.target import Ask, EngineFacts, Target, Timeline
 from anbar.apps.calibrate.work import Kind, Sample, prompt_work
 from anbar.core.cost import FREE_COPY, CopyCost
+from anbar.core.cost_file import Residual
 
 _LEAST_SHARE = 0.8
 """Of a prompt's tokens must come from host memory, or the measurement is none."""
@@ -26,7 +27,7 @@ class HostCost:
     load: CopyCost = FREE_COPY
     store: CopyCost = FREE_COPY
     kv_bytes_per_token: int = 0
-    samples: tuple[Sample, ...] = ()
+    residuals: tuple[Residual, ...] = ()
     note: str = ""
     """Why there is nothing, fit for the report; "" when there is."""
 
@@ -87,18 +88,24 @@ class HostMeasurement:
         num_bytes = end.load_bytes - start.load_bytes
         s_per_byte = (end.load_s - start.load_s) / num_bytes if num_bytes else 0.0
         per_token_s = s_per_byte * num_bytes / num_tokens
-        extra = [self._extra_s(timeline) - loaded * per_token_s for loaded, timeline in found]
+        samples = [self._sample(timeline) for _, timeline in found]
+        copies_s = [loaded * per_token_s for loaded, _ in found]
+        rest_s = [
+            sample.seconds - self._compute.seconds(sample.work) - copy_s
+            for sample, copy_s in zip(samples, copies_s, strict=True)
+        ]
+        latency_s = max(0.0, statistics.median(rest_s))
+        errors = [
+            abs(rest - latency_s) / sample.seconds for rest, sample in zip(rest_s, samples, strict=True)
+        ]
+        residual = Residual(str(Kind.LOAD), len(errors), statistics.median(errors), max(errors), 0.0)
         stored = end.store_bytes - before.store_bytes
         return HostCost(
-            load=CopyCost(max(0.0, statistics.median(extra)), 0.0, s_per_byte),
+            load=CopyCost(latency_s, 0.0, s_per_byte),
             store=CopyCost(0.0, 0.0, (end.store_s - before.store_s) / stored if stored else 0.0),
             kv_bytes_per_token=round(num_bytes / num_tokens),
-            samples=tuple(self._sample(timeline) for _, timeline in found),
+            residuals=(residual,),
         )
-
-    def _extra_s(self, timeline: Timeline) -> float:
-        """What the time to first token has beyond computing what was not loaded."""
-        return timeline.ttft_s - self._compute.seconds(self._sample(timeline).work)
 
     def _sample(self, timeline: Timeline) -> Sample:
         work = prompt_work(timeline.num_prompt_tokens, timeline.num_cached, self._budget)

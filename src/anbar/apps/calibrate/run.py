@@ -80,7 +80,7 @@ async def calibrate(
         at=session.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"anbar calibrate {__version__}",
         seconds=round(session.clock.now_s() - started_s, 1),
-        residuals=residuals(campaign.samples, compute),
+        residuals=(*residuals(campaign.samples, compute), *host.residuals),
     )
     engine = EngineType(
         facts.model, device, dtype_of(facts, given), facts.vllm, facts.block_size, kv_bytes, budget

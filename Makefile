@@ -13,13 +13,16 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up test test-engine check unit integration e2e bench clean distclean install install-router install-engine model
+.PHONY: help up demo test test-engine check unit integration e2e bench clean distclean install install-router install-engine model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
 
 up: install ## install what is missing, then run the whole stack until Ctrl-C
 	@exec $(VENV)/anbar up $(if $(CONFIG),--config $(CONFIG))
+
+demo: install-router ## the same on emulated engines: seconds, no torch, no vLLM
+	@exec $(VENV)/anbar up --emulated $(if $(CONFIG),--config $(CONFIG))
 
 test: install check unit model integration e2e ## everything that must hold: checks, unit, integration, real vLLM
 

@@ -31,6 +31,10 @@ PLUGIN_MODULE = "anbar.apps.plugin"
 EMULATOR = ("anbar.cli.main", "emulate")
 """The module, and its command, that answers in place of vLLM's API server."""
 
+EMULATED_STORE = "shared"
+"""Directory below the scratch directory in which emulated engines note what is in the store. Never the store's
+own: to a real engine their entries would be damaged."""
+
 CPU_BLOCK_SIZE = 32
 """Default tokens per block on a cpu: the smallest that its attention takes, for the finest reuse."""
 
@@ -131,6 +135,8 @@ def engine_command(
     transfer = _transfer(cache, slot, store, launch.weights_id)
     if transfer is not None:
         argv += ["--kv-transfer-config", _json(transfer)]
+    if slot.device is Device.EMULATED and cache.mode is CacheMode.SHARED:
+        argv += ["--shared-dir", f"{slot.scratch_dir}/{EMULATED_STORE}"]
     return EngineCommand((*argv, *launch.args), {**_env(slot), **launch.env})
 
 

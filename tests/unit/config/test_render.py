@@ -147,6 +147,8 @@ def test_emulated_engine_takes_vllms_arguments() -> None:
     assert extra["secondary_tiers"] == as_real["secondary_tiers"]
     assert (extra["cpu_bytes_to_use"], extra["blocks_per_chunk"]) == (2 * 1024**3, 2)
     assert "--enforce-eager" not in argv
+    assert option(argv, "--shared-dir") == "/tmp/anbar-up-x/shared"
+    assert "--shared-dir" not in real
     assert argv[-2:] == ["--speed", "10"]
     assert env == {}
 

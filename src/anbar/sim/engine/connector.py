@@ -16,6 +16,7 @@ from anbar.sim.engine.events import EngineEvent
 from anbar.sim.engine.host import Found, HostTier
 from anbar.sim.engine.request import BlockKey, EngineRequest, Status
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
+from anbar.sim.engine.shared import SharedLink, SharedTier
 from anbar.sim.engine.step import Piece, Step
 
 
@@ -51,13 +52,17 @@ class Job:
 class Connector:
     """Plans the copies of a step, and settles them when it ends."""
 
-    def __init__(self, shape: EngineShape, host: HostShape, counters: Counters) -> None:
+    def __init__(
+        self, shape: EngineShape, host: HostShape, counters: Counters, shared: SharedTier | None = None
+    ) -> None:
         """Raises ConfigError when the host tier holds nothing."""
         self._shape = shape
         self._chunk_blocks = host.chunk_blocks
         self._chunk_tokens = host.chunk_blocks * shape.block_size
         self._prompt_only = host.offload is Offload.PROMPT
         self.host = HostTier(host.num_chunks)
+        chunk_bytes = self._chunk_tokens * shape.kv_bytes_per_token
+        self.link = SharedLink(shared, self.host, chunk_bytes) if shared is not None else None
         self._counters = counters
         self._offloads: dict[RequestId, _Offload] = {}
         self._behind: set[_Offload] = set()
@@ -75,11 +80,23 @@ class Connector:
     @property
     def has_work(self) -> bool:
         """Whether steps must go on although no request needs any."""
+        return self.is_copying or (self.link is not None and self.link.has_work)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a copy between device and host is planned or under way."""
         return bool(self.loads or self.stores or self.copying)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` would give any."""
+        return self.host.has_events or (self.link is not None and self.link.has_events)
 
     def open(self, request: EngineRequest) -> None:
         """A request came."""
         self._offloads[request.id] = _Offload(request)
+        if self.link is not None:
+            self.link.open(request)
 
     def match(self, request: EngineRequest, num_local: int) -> int | None:
         """How many tokens after `num_local` can be loaded; None: ask again in the next step."""
@@ -97,7 +114,7 @@ class Connector:
             return 0
         start = num_local // size
         keys = self._keys(request, start, end)
-        num_hits = self._num_hits(keys)
+        num_hits = self._num_hits(offload, keys)
         if num_hits is None:
             return None
         num_tokens = (start + num_hits) * size - num_local
@@ -121,6 +138,8 @@ class Connector:
 
     def plan(self, step: Step, ended: Sequence[EngineRequest]) -> None:
         """The step is planned, and `ended` have ended since the last one: say what it copies."""
+        if self.link is not None:
+            self.link.end_plan()
         self.copying, self.stores = self.stores, []
         num_running = len(step.pieces) - step.num_admitted
         size = self._chunk_tokens
@@ -142,6 +161,8 @@ class Connector:
         loads, self.loads = self.loads, []
         for job in stores:
             self.host.written(job.keys)
+            if self.link is not None:
+                self.link.store(job.request, job.keys)
             self._end(job)
         for job in loads:
             self.host.unpin(job.keys)
@@ -155,7 +176,8 @@ class Connector:
 
     def take_events(self) -> list[EngineEvent]:
         """What happened to the tiers since the last call."""
-        return self.host.take_events()
+        events = self.host.take_events()
+        return events + self.link.take_events() if self.link is not None else events
 
     def check_integrity(self) -> None:
         """AssertionError unless copies, requests and chunks agree."""
@@ -164,18 +186,24 @@ class Connector:
             assert offload.num_jobs == sum(job.offload is offload for job in jobs), "jobs miscounted"
         assert self._loading == {key for job in self.loads for key in job.keys}
         self.host.check_integrity()
+        if self.link is not None:
+            self.link.check_integrity()
 
     def _keys(self, request: EngineRequest, start: int, end: int) -> list[BlockKey]:
         """Keys of chunks start..end of a request; a chunk has the key of its last block."""
         size = self._chunk_blocks
         return list(request.keys.first(end * size)[start * size + size - 1 :: size])
 
-    def _num_hits(self, keys: Sequence[BlockKey]) -> int | None:
+    def _num_hits(self, offload: _Offload, keys: Sequence[BlockKey]) -> int | None:
         """Leading chunks that are there; None when that is not certain yet. All are asked for up to the first
-        that is missing, so that slow tiers begin to fetch them."""
+        that is missing, so that the shared tier begins to fetch them."""
+        if self.link is not None:
+            self.link.poll()
         num_hits, is_certain = 0, True
         for key in keys:
             found = self.host.lookup(key)
+            if found is Found.MISS and self.link is not None and offload.request.loads_shared:
+                found = self.link.lookup(offload.request, key, offload.used)
             if found is Found.MISS:
                 break
             num_hits += 1
@@ -193,6 +221,8 @@ class Connector:
         start, end = offload.num_chunks_seen, num_tokens // self._chunk_tokens
         if end <= start:
             return None
+        if self.link is not None:
+            self.link.poll()
         new = self.host.reserve(self._keys(request, start, end), offload.used)
         if new is None:
             self._behind.add(offload)
@@ -255,6 +285,8 @@ class Connector:
     def _forget_if_done(self, offload: _Offload) -> None:
         if offload.is_over and not offload.num_jobs:
             del self._offloads[offload.request.id]
+            if self.link is not None:
+                self.link.close(offload.request)
 
     def _account(self, step: Step) -> None:
         """Copies of this step. The KV of a block lies in `copies_per_block` pieces."""

@@ -19,11 +19,15 @@ from anbar.sim.engine.pool import BlockPool
 from anbar.sim.engine.request import EngineRequest
 from anbar.sim.engine.scheduler import Scheduler
 from anbar.sim.engine.shape import EngineShape, HostShape
+from anbar.sim.engine.shared import SharedTier
 from anbar.sim.engine.step import Step, StepResult
 
 IDLE_STEP_S = 0.001
 """How long vLLM waits after a step that computed nothing while requests or transfers are unfinished
 (`EngineCoreProc._process_engine_step`)."""
+
+MAX_IDLE_S = 0.010
+"""Longest time without a look at the shared tier: so much later may a lookup be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,12 @@ class Tiers:
     """Where KV goes when it leaves the device."""
 
     host: HostShape | None = None
+    shared: SharedTier | None = None
+    """The same object in every engine that shares it; needs a host tier, through which everything goes."""
+
+    def __post_init__(self) -> None:
+        if self.shared is not None and self.host is None:
+            raise ConfigError("a shared tier needs a host tier: chunks go through host RAM")
 
 
 NO_TIERS = Tiers()
@@ -62,9 +72,12 @@ class Engine:
         self.counters = Counters()
         self._cost = cost
         self.pool = BlockPool(shape.num_blocks, prefix_caching=shape.prefix_caching)
-        self.connector = Connector(shape, tiers.host, self.counters) if tiers.host is not None else None
+        self.connector = (
+            Connector(shape, tiers.host, self.counters, tiers.shared) if tiers.host is not None else None
+        )
+        self._link = self.connector.link if self.connector is not None else None
         self.scheduler = Scheduler(shape, self.pool, self.counters, self.connector)
-        self._step: Step | None = None
+        self._running: Running | None = None
 
     @property
     def num_running(self) -> int:
@@ -95,25 +108,28 @@ class Engine:
         Decode steps that are alike are taken in one stride, of which each ends by `until_s` (the next
         arrival, say), unless it is the first.
         """
-        assert self._step is None, "the last step has not been finished"
+        assert self._running is None, "the last step has not been finished"
         if not self.scheduler.has_work:
             return None
-        step = self._step = self.scheduler.schedule()
+        self._tell_time(now_s)
+        step = self.scheduler.schedule()
         seconds = self._cost.seconds(step, self.shape)
         most = self.scheduler.max_repeats(step)
         if most > 1 and (count := self._repeats(step, most, seconds, until_s - now_s)) > 1:
             self.scheduler.repeat(step, count)
             seconds = self._cost.seconds(step, self.shape)
         if not step.pieces:
-            seconds = max(seconds, IDLE_STEP_S)
-        return Running(step, now_s + seconds)
+            seconds = max(seconds, self._idle_s(step, now_s, until_s))
+        self._running = Running(step, now_s + seconds)
+        return self._running
 
     def finish_step(self) -> StepResult:
         """The step is over: what it did becomes visible."""
-        assert self._step is not None, "no step is under way"
-        step, self._step = self._step, None
+        assert self._running is not None, "no step is under way"
+        running, self._running = self._running, None
+        self._tell_time(running.ends_s)
         self.counters.num_evictions = self.pool.num_evictions
-        return self.scheduler.finish(step)
+        return self.scheduler.finish(running.step)
 
     def clear_cache(self) -> bool:
         """Forget what the device caches; False, and nothing done, while a request holds blocks."""
@@ -122,6 +138,19 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError unless every block, key and request is accounted for."""
         self.scheduler.check_integrity()
+
+    def _tell_time(self, now_s: float) -> None:
+        if self._link is not None:
+            self._link.set_time(now_s)
+
+    def _idle_s(self, step: Step, now_s: float, until_s: float) -> float:
+        """How long a step without work takes. vLLM looks every millisecond whether the shared tier is ready;
+        the looks that find nothing are taken at once."""
+        link = self._link
+        if link is None or step.preempted or not (link.is_awaited and self.scheduler.is_quiet):
+            return IDLE_STEP_S
+        wait_s = min(link.next_s - now_s, until_s - now_s, MAX_IDLE_S)
+        return max(1, math.ceil(wait_s / IDLE_STEP_S - 1e-6)) * IDLE_STEP_S
 
     def _repeats(self, step: Step, most: int, seconds: float, limit_s: float) -> int:
         """The most repeats, up to `most`, that end within `limit_s`; at least one."""

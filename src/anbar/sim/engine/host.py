@@ -100,6 +100,11 @@ class HostTier:
         self._readers.clear()
         self._num_idle = 0
 
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` would give any."""
+        return bool(self._events)
+
     def take_events(self) -> list[EngineEvent]:
         """What came and went since the last call, in order."""
         if not self._events:

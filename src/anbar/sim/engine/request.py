@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from anbar.core.ids import RequestId
+from anbar.tier.wish import DEFAULT, Wish
 
 BlockKey = Hashable
 """Identity of a full block and everything before it. The emulator uses vLLM's own hash, a trace its hash ids:
@@ -49,6 +50,10 @@ class EngineRequest:
     max_load_tokens: int | None = None
     """Most tokens to load from the tiers below the device; None: no limit (`kv_transfer_params`)."""
     max_offload_tokens: int | None = None
+    loads_shared: bool = True
+    """False: nothing is loaded from the shared tier (`kv_load_tiers` names only the host's)."""
+    wish: Wish = DEFAULT
+    """What it asks of the shared tier (`kv_transfer_params.anbar`)."""
 
     status: Status = Status.WAITING
     num_generated: int = 0

@@ -84,6 +84,13 @@ class Scheduler:
             return True
         return self._connector is not None and bool(self._ended or self._requests or self._connector.has_work)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the planned step copies nothing, and has changed no cache so far."""
+        if self._pool.has_events:
+            return False
+        return self._connector is None or not (self._connector.is_copying or self._connector.has_events)
+
     def requests(self) -> list[EngineRequest]:
         """All that have not ended, and those that ended but must keep their blocks until a load is over."""
         return list(self._requests.values())
@@ -181,8 +188,9 @@ class Scheduler:
     def max_repeats(self, step: Step) -> int:
         """How many steps like the planned one follow each other, it included, with nothing in between that
         anybody could see: no admission, no block filled, nobody ready before the last of them."""
-        quiet = self.is_blocked and step.pieces and not step.preempted and not self._pool.has_events
-        if not quiet or (self._connector is not None and self._connector.has_work):
+        if not (self.is_quiet and self.is_blocked and step.pieces) or step.preempted:
+            return 1
+        if self._connector is not None and self._connector.has_work:
             return 1
         block_size, max_len = self._shape.block_size, self._shape.max_model_len
         most = max_len

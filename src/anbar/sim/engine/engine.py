@@ -146,8 +146,9 @@ class Engine:
     def _idle_s(self, step: Step, now_s: float, until_s: float) -> float:
         """How long a step without work takes. vLLM looks every millisecond whether the shared tier is ready;
         the looks that find nothing are taken at once."""
-        link = self._link
-        if link is None or step.preempted or not (link.is_awaited and self.scheduler.is_quiet):
+        link, scheduler = self._link, self.scheduler
+        is_still = not step.preempted and scheduler.is_quiet and scheduler.has_work
+        if link is None or not (is_still and link.is_awaited):
             return IDLE_STEP_S
         wait_s = min(link.next_s - now_s, until_s - now_s, MAX_IDLE_S)
         return max(1, math.ceil(wait_s / IDLE_STEP_S - 1e-6)) * IDLE_STEP_S

@@ -146,32 +146,26 @@ class Scheduler:
         if self._connector is not None:
             self._connector.plan(step, self._ended)
             self._ended.clear()
-        for piece in step.pieces:
-            request = piece.request
-            request.num_computed += piece.num_new
-            if request.num_computed >= request.num_tokens:
-                self._prefilling.discard(request)
         return step
 
     def finish(self, step: Step) -> StepResult:
         """End a planned step: requests get their tokens, and what it did to the caches is announced."""
-        outputs = []
-        ended = []
+        outputs: list[Output] = []
+        ended: list[EngineRequest] = []
+        count, max_len = step.num_repeats, self._shape.max_model_len
         for piece in step.pieces:
             request = piece.request
-            if request.status is not Status.RUNNING or request.num_computed < request.num_tokens:
-                continue  # aborted meanwhile, or there is prompt left to compute
+            num_tokens = request.num_prompt_tokens + request.num_generated
+            if request.num_computed < num_tokens or request.status is not Status.RUNNING:
+                continue  # there is prompt left to compute, or it was aborted meanwhile
             if not request.num_generated:
                 self._counters.count_prompt(request)
-            request.num_generated += step.num_repeats
-            is_over = (
-                request.num_generated >= request.num_answer_tokens
-                or request.num_tokens >= self._shape.max_model_len
-            )
-            outputs.append(Output(request, step.num_repeats, is_over))
+            request.num_generated += count
+            is_over = request.num_generated >= request.num_answer_tokens or num_tokens + count >= max_len
+            outputs.append(Output(request, count, is_over))
             if is_over:
                 ended.append(request)
-        self._counters.num_generated += len(outputs) * step.num_repeats
+        self._counters.num_generated += len(outputs) * count
         for request in ended:
             request.status = Status.FINISHED
             self._end(request)
@@ -234,17 +228,22 @@ class Scheduler:
         """Plan the running requests, first admitted first; returns the tokens left of the budget."""
         budget = self._shape.max_num_batched_tokens
         block_size = self._shape.block_size
-        running, pieces = self._running, step.pieces
+        running, pieces, prefilling = self._running, step.pieces, self._prefilling
         index = 0
         while index < len(running) and budget:
             request = running[index]
             before = request.num_computed
-            num_new = min(request.num_tokens - before, budget)
+            num_new = request.num_prompt_tokens + request.num_generated - before
+            if num_new > budget:
+                num_new = budget
+            elif prefilling:
+                prefilling.discard(request)
             after = before + num_new
             if after > len(request.blocks) * block_size and not self._grow(request, after, step):
                 break
             if after // block_size > request.num_keyed:
                 self._pool.cache(request, after // block_size)
+            request.num_computed = after
             pieces.append(Piece(request, before, num_new))
             budget -= num_new
             index += 1
@@ -287,6 +286,7 @@ class Scheduler:
             if verdict is _Verdict.ADMITTED:
                 step.pieces.append(Piece(request, request.num_computed, num_new))
                 step.num_admitted += 1
+                request.num_computed += num_new
                 budget -= num_new
             else:
                 (skipped_holding if request.num_computed else skipped).append(request)
@@ -316,6 +316,8 @@ class Scheduler:
         request.num_computed = found.num_computed
         if loads or found.num_computed + num_new < request.num_tokens:
             self._prefilling.add(request)
+        else:
+            self._prefilling.discard(request)
         if loads:
             request.status = Status.LOADING
             return _Verdict.SKIPPED, 0

@@ -6,7 +6,7 @@ from anbar.sim.engine.events import EngineEvent
 from anbar.sim.engine.request import EngineRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a step makes hundreds, and freezing triples what that takes
 class Piece:
     """Tokens of one request computed in a step: `num_new` after `num_before` that are there already."""
 
@@ -34,7 +34,7 @@ class Step:
     num_repeats: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # see Piece
 class Output:
     """Tokens that a request got in a step."""
 

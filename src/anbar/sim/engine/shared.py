@@ -11,7 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 from anbar.core.cost import TierCost
 from anbar.core.errors import ConfigError
@@ -52,24 +52,57 @@ class _Result:
     evicted: list[bytes]
 
 
-class SharedTier:
-    """The store. Chunks by scope and key; the longest unused goes first when it is full."""
+class Chunks(Protocol):
+    """Which chunks a store holds, by scope and key; the longest unused go when it is full.
 
-    def __init__(self, num_chunks: int, cost: SharedCost | None = None) -> None:
+    Calls may raise OSError where the store is more than a table of this process: such a call failed.
+    """
+
+    def use(self, scope: Scope, key: bytes) -> bool:
+        """Whether a chunk is there; if so, it becomes the most recently used."""
+        ...
+
+    def add(self, scope: Scope, key: bytes) -> Sequence[bytes]:
+        """Put a chunk there; the keys of those that had to go for it."""
+        ...
+
+
+class ChunkTable:
+    """Chunks in this process."""
+
+    def __init__(self, num_chunks: int) -> None:
+        self._num_chunks = num_chunks
+        self._chunks: OrderedDict[tuple[Scope, bytes], None] = OrderedDict()
+
+    def use(self, scope: Scope, key: bytes) -> bool:
+        entry = (scope, key)
+        if entry not in self._chunks:
+            return False
+        self._chunks.move_to_end(entry)
+        return True
+
+    def add(self, scope: Scope, key: bytes) -> Sequence[bytes]:
+        if self.use(scope, key):
+            return ()
+        self._chunks[scope, key] = None
+        if len(self._chunks) <= self._num_chunks:
+            return ()
+        (_, gone), _ = self._chunks.popitem(last=False)
+        return (gone,)
+
+
+class SharedTier:
+    """The store of the engines of a process; with `chunks` of their own kind, of more than one process."""
+
+    def __init__(self, num_chunks: int, cost: SharedCost | None = None, chunks: Chunks | None = None) -> None:
         """Raises ConfigError when nothing fits."""
         if num_chunks < 1:
             raise ConfigError(f"num_chunks is {num_chunks}: the shared tier must hold at least one chunk")
         self.num_chunks = num_chunks
         self.cost = cost or SharedCost()
-        self._chunks: OrderedDict[tuple[Scope, bytes], None] = OrderedDict()
+        self._chunks: Chunks = chunks if chunks is not None else ChunkTable(num_chunks)
         self._due: list[tuple[float, int, AnyCall, list[_Result]]] = []
         self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def __contains__(self, entry: tuple[Scope, bytes]) -> bool:
-        return entry in self._chunks
 
     def submit(self, call: AnyCall, ends_s: float, results: list[_Result]) -> None:
         """A call that takes effect at `ends_s`; what came of it is added to `results` then."""
@@ -85,16 +118,12 @@ class SharedTier:
             results.append(_Result(call, outcomes, evicted))
 
     def _perform(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
-        entry = (call.scope, key)
-        if entry in self._chunks:
-            self._chunks.move_to_end(entry)
-            return Outcome.HIT
-        if isinstance(call, Question) or call.direction is Direction.LOAD:
-            return Outcome.MISS
-        if len(self._chunks) >= self.num_chunks:
-            (_, gone), _ = self._chunks.popitem(last=False)
-            evicted.append(gone)
-        self._chunks[entry] = None
+        try:
+            if isinstance(call, Question) or call.direction is Direction.LOAD:
+                return Outcome.HIT if self._chunks.use(call.scope, key) else Outcome.MISS
+            evicted += self._chunks.add(call.scope, key)
+        except OSError:
+            return Outcome.ERROR
         return Outcome.HIT
 
 

@@ -16,6 +16,7 @@ MARKERS = {
     "shared": "two engines on one store",
     "tensor_parallel": "an engine of two worker processes",
     "stack": "`anbar up` while its parts are killed",
+    "block_exact": "the engine model beside vLLM, block by block",
     "contract": "what the plugin relies on in vLLM, without an engine",
 }
 

@@ -1,0 +1,468 @@
+"""What an engine does, one rule at a time."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from anbar.core.cost import TierCost
+from anbar.core.errors import ConfigError, RequestError
+from anbar.core.events import Tier
+from anbar.core.ids import RequestId
+from anbar.sim.engine.engine import Engine, Running, Tiers
+from anbar.sim.engine.events import Cleared, EngineEvent, Removed, Stored, TierRemoved, TierStored
+from anbar.sim.engine.pace import ZERO
+from anbar.sim.engine.request import EngineRequest, Status
+from anbar.sim.engine.shape import EngineShape, HostShape, Offload
+from anbar.sim.engine.shared import SharedCost, SharedTier
+from anbar.sim.engine.step import StepResult
+from anbar.tier.wish import Storing, Wish
+from tests.unit.sim.workload import BLOCK, COST, TokenKeys
+
+
+def shape(num_blocks: int = 33, **changes: int) -> EngineShape:
+    """Blocks of 4 tokens, no cost of KV."""
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4 * (num_blocks - 1)}
+    return EngineShape(block_size=BLOCK, num_blocks=num_blocks, **limits | changes)
+
+
+def ask(name: str, prompt: Sequence[int], num_answer: int = 1, salt: int = 0) -> EngineRequest:
+    """A request whose answer consists of tokens that no other has."""
+    tokens = [*prompt, *(hash((name, i)) for i in range(num_answer))]
+    return EngineRequest(RequestId(name), len(prompt), num_answer, TokenKeys(tokens, salt))
+
+
+def step(engine: Engine, now_s: float = 0.0) -> tuple[Running, StepResult]:
+    """One step, which must have something to do."""
+    running = engine.start_step(now_s, until_s=now_s)
+    assert running is not None
+    engine.check_integrity()
+    result = engine.finish_step()
+    engine.check_integrity()
+    return running, result
+
+
+def pieces(running: Running) -> list[tuple[str, int, int]]:
+    return [(piece.request.id, piece.num_before, piece.num_new) for piece in running.step.pieces]
+
+
+def run(engine: Engine, now_s: float = 0.0) -> tuple[list[EngineEvent], float]:
+    """To the end of all work; events, and when it was."""
+    events: list[EngineEvent] = []
+    while (running := engine.start_step(now_s, until_s=now_s)) is not None:
+        now_s = running.ends_s
+        events += engine.finish_step().events
+        engine.check_integrity()
+    return events, now_s
+
+
+def test_a_request_is_computed_then_decoded_token_by_token() -> None:
+    """A prompt of 6 tokens and an answer of 3: one step for the prompt gives the first token, two more."""
+    engine = Engine(shape(), COST)
+    engine.add(ask("a", range(6), 3))
+    steps = [step(engine) for _ in range(3)]
+    assert [pieces(running) for running, _ in steps] == [[("a", 0, 6)], [("a", 6, 1)], [("a", 7, 1)]]
+    assert [result.outputs[0].finished for _, result in steps] == [False, False, True]
+    assert engine.start_step(0.0) is None
+
+
+def test_a_block_is_announced_by_the_step_that_fills_it() -> None:
+    """The prompt fills one block, the second token of the answer another."""
+    engine = Engine(shape(), COST)
+    request = ask("a", range(6), 3)
+    engine.add(request)
+    first, second = request.keys.first(2)
+    assert [step(engine)[1].events for _ in range(3)] == [
+        (Stored(request, 0, (first,), None),),
+        (),
+        (Stored(request, 1, (second,), first),),
+    ]
+
+
+def test_prompts_are_cut_to_the_budget_and_decodes_come_first() -> None:
+    """20 tokens a step: a prompt of 30 takes two; what its second part leaves goes to the next prompt, and
+    while that is computed the first request decodes."""
+    engine = Engine(shape(max_num_batched_tokens=20), COST)
+    engine.add(ask("a", range(30), 5))
+    engine.add(ask("b", range(100, 130)))
+    assert [pieces(step(engine)[0]) for _ in range(3)] == [
+        [("a", 0, 20)],
+        [("a", 20, 10), ("b", 0, 10)],
+        [("a", 30, 1), ("b", 10, 19)],
+    ]
+
+
+def test_a_hit_never_covers_the_last_token() -> None:
+    """The same prompt of exactly two blocks again: only its first block is taken from the cache."""
+    engine = Engine(shape(), COST)
+    engine.add(ask("a", range(8)))
+    run(engine)
+    again = ask("b", range(8))
+    engine.add(again)
+    assert pieces(step(engine)[0]) == [("b", 4, 4)]
+    assert (again.num_device_hit, again.num_cached_tokens) == (4, 4)
+    assert engine.counters.num_prefix_queries == 16
+    assert engine.counters.num_prefix_hits == 4
+
+
+def test_another_salt_is_another_prefix() -> None:
+    """And a request that must not read the cache computes all of its prompt."""
+    engine = Engine(shape(), COST)
+    engine.add(ask("a", range(8)))
+    run(engine)
+    engine.add(ask("b", range(8), salt=1))
+    unread = ask("c", range(8))
+    unread.reads_cache = False
+    engine.add(unread)
+    assert pieces(step(engine)[0]) == [("b", 0, 8), ("c", 0, 8)]
+    assert engine.counters.num_prefix_queries == 16
+
+
+def test_who_came_last_is_preempted_and_comes_back_first() -> None:
+    """Seven blocks. Two requests of three blocks grow; one block is left for both. The first gets it, the
+    second, which is preempted, waits before a third that came meanwhile. It finds the part of its prompt that
+    nobody needed."""
+    engine = Engine(shape(8, max_model_len=28), COST)
+    first, second, third = ask("a", range(12), 9), ask("b", range(50, 62), 9), ask("c", range(8))
+    engine.add(first)
+    engine.add(second)
+    step(engine)
+    engine.add(third)
+    running, _ = step(engine)
+    assert pieces(running) == [("a", 12, 1)]
+    assert [request.id for request in running.step.preempted] == ["b"]
+    assert [request.id for request in engine.scheduler.waiting()] == ["b", "c"]
+    assert second.status is Status.PREEMPTED
+    assert engine.counters.num_preemptions == 1
+    run(engine)
+    assert second.num_generated == 9
+    assert second.num_preemptions == 1
+    assert second.num_device_hit == 0, "the first admission found nothing, and that is what counts"
+
+
+def test_a_prompt_that_does_not_fit_whole_waits() -> None:
+    """With room for its first part only: it waits, and all behind it. Without the reservation it starts."""
+    tokens = 4
+    for reserves, expected in ((True, [("a", 12, 1)]), (False, [("a", 12, 1), ("b", 0, tokens - 1)])):
+        engine = Engine(
+            EngineShape(BLOCK, 9, 8, tokens, 32, reserve_full_prompt=reserves),
+            COST,
+        )
+        engine.add(ask("a", range(12), 9))
+        for _ in range(3):
+            step(engine)
+        engine.add(ask("b", range(50, 72)))
+        engine.add(ask("c", [1]))
+        assert pieces(step(engine)[0]) == expected
+
+
+def test_a_watermark_keeps_blocks_free_beside_others() -> None:
+    """Half of eight blocks are to stay free: alone, a request may take five; a second one beside it waits."""
+    engine = Engine(EngineShape(BLOCK, 9, 8, 64, 32, watermark=0.5), COST)
+    engine.add(ask("a", range(18), 2))
+    engine.add(ask("b", [1]))
+    assert pieces(step(engine)[0]) == [("a", 0, 18)]
+    run(engine)
+    assert engine.counters.num_generated == 3
+
+
+def test_no_more_requests_run_than_allowed() -> None:
+    """Two at once: the third waits until one has ended."""
+    engine = Engine(shape(max_num_seqs=2), COST)
+    for name in "abc":
+        engine.add(ask(name, range(3), 2))
+    assert pieces(step(engine)[0]) == [("a", 0, 3), ("b", 0, 3)]
+    assert (engine.num_running, engine.num_waiting) == (2, 1)
+    step(engine)
+    assert pieces(step(engine)[0]) == [("c", 0, 3)]
+
+
+def test_an_answer_ends_where_the_context_does() -> None:
+    """12 tokens of context, a prompt of 10, an answer of 9 that gets no further than 2."""
+    engine = Engine(shape(max_model_len=12), COST)
+    request = ask("a", range(10), 9)
+    engine.add(request)
+    run(engine)
+    assert request.num_generated == 2
+    assert request.status is Status.FINISHED
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    """An empty or too long prompt, no answer, an id twice; an engine whose context its device cannot hold."""
+    engine = Engine(shape(max_model_len=12), COST)
+    for prompt, num_answer in (((), 1), (range(12), 1), (range(4), 0)):
+        with pytest.raises(RequestError, match="prompt"):
+            engine.add(ask("a", prompt, num_answer))
+    engine.add(ask("a", [1]))
+    with pytest.raises(RequestError, match="already"):
+        engine.add(ask("a", [2]))
+    with pytest.raises(ConfigError, match="max_model_len"):
+        Engine(shape(4, max_model_len=13), COST)
+    with pytest.raises(ConfigError, match="host"):
+        Tiers(shared=SharedTier(5))
+
+
+def test_an_abort_amid_a_step_gives_no_output_and_frees_at_once() -> None:
+    """One of two requests goes while a step computes both, and a waiting one before it was tried."""
+    engine = Engine(shape(max_num_seqs=2), COST)
+    for name in "abc":
+        engine.add(ask(name, range(6), 5))
+    assert engine.start_step(0.0) is not None
+    usage = engine.usage
+    engine.abort(RequestId("a"))
+    engine.abort(RequestId("c"))
+    engine.abort(RequestId("unknown"))
+    assert engine.usage < usage
+    assert [output.request.id for output in engine.finish_step().outputs] == ["b"]
+    assert pieces(step(engine)[0]) == [("b", 6, 1)]
+    engine.add(ask("a", range(6)))
+
+
+def test_a_cache_in_use_is_not_cleared() -> None:
+    """Refused while a request runs; done when idle, and announced with the next step's events."""
+    engine = Engine(shape(), COST)
+    engine.add(ask("a", range(8), 2))
+    step(engine)
+    assert not engine.clear_cache()
+    run(engine)
+    assert engine.clear_cache()
+    request = ask("b", range(8))
+    engine.add(request)
+    assert step(engine)[1].events == (Cleared(), Stored(request, 0, tuple(request.keys.first(2)), None))
+
+
+def test_evictions_are_announced_before_what_takes_their_place() -> None:
+    """Three blocks: the second request takes the first one's, last block first."""
+    engine = Engine(shape(4, max_model_len=12), COST)
+    first, second = ask("a", range(11)), ask("b", range(50, 61))
+    engine.add(first)
+    run(engine)
+    engine.add(second)
+    keys = first.keys.first(2)
+    assert step(engine)[1].events == (
+        Removed((keys[1],)),
+        Removed((keys[0],)),
+        Stored(second, 0, tuple(second.keys.first(2)), None),
+    )
+    assert engine.counters.num_evictions == 2
+
+
+def tiered(num_chunks: int = 20, *, chunk_blocks: int = 1, offload: Offload = Offload.ALL) -> Engine:
+    """Six blocks of device behind which there is a host tier."""
+    return Engine(shape(7, max_model_len=24), COST, Tiers(HostShape(num_chunks, chunk_blocks, offload)))
+
+
+def filler(name: str) -> EngineRequest:
+    """Takes the whole device."""
+    return ask(name, [hash((name, i)) for i in range(23)])
+
+
+def test_a_store_is_copied_by_the_next_step() -> None:
+    """A prompt of two blocks and an answer of five tokens: the step that fills a block plans its copy, the
+    next one makes it and announces it. After the answer, a step without tokens stores its last block."""
+    engine = tiered()
+    request = ask("a", range(8), 5)
+    engine.add(request)
+    first, second, third = request.keys.first(3)
+    stored: list[list[EngineEvent]] = []
+    copied = []
+    while (running := engine.start_step(0.0, 0.0)) is not None:
+        copied.append(running.step.num_stored_tokens)
+        events = engine.finish_step().events
+        stored.append([event for event in events if isinstance(event, TierStored)])
+    on_host = [TierStored((key,), Tier.HOST) for key in (first, second, third)]
+    assert stored == [[], on_host[:2], [], [], [], [on_host[2]]]
+    assert copied == [0, 8, 0, 0, 0, 4]
+
+
+def test_prompts_only() -> None:
+    """With `Offload.PROMPT` the answer's block stays on the device alone."""
+    engine = tiered(offload=Offload.PROMPT)
+    engine.add(ask("a", range(8), 8))
+    run(engine)
+    assert engine.counters.num_stored == 8
+
+
+def test_chunks_have_the_key_of_their_last_block() -> None:
+    """Chunks of two blocks: a prompt of five blocks stores two of them."""
+    engine = tiered(chunk_blocks=2)
+    request = ask("a", range(20))
+    engine.add(request)
+    keys = request.keys.first(5)
+    events, _ = run(engine)
+    assert [event for event in events if isinstance(event, TierStored)] == [
+        TierStored((keys[1],), Tier.HOST),
+        TierStored((keys[3],), Tier.HOST),
+    ]
+
+
+def test_a_loaded_prompt_runs_a_step_later_and_computes_its_last_token() -> None:
+    """A prompt of exactly four blocks is evicted from the device and asked for again: a step loads all of
+    it, the next computes one token. It counts as cached whole."""
+    engine = tiered()
+    engine.add(ask("a", range(16)))
+    engine.add(filler("f"))
+    run(engine)
+    again = ask("b", range(16))
+    engine.add(again)
+    running, result = step(engine)
+    assert pieces(running) == []
+    assert running.step.num_loaded_tokens == 16
+    assert again.status is Status.LOADING
+    assert result.outputs == ()
+    running, result = step(engine)
+    assert pieces(running) == [("b", 15, 1)]
+    assert [output.finished for output in result.outputs] == [True]
+    assert Stored(again, 0, tuple(again.keys.first(4)), None) in result.events
+    assert (again.num_device_hit, again.num_external_hit, again.num_cached_tokens) == (0, 16, 16)
+    assert engine.counters.num_prompt_external_hit == 16
+
+
+def test_a_request_may_limit_what_it_loads_and_stores() -> None:
+    """At most 10 tokens, which is two chunks, to be stored, and 6 to be loaded: one chunk."""
+    engine = tiered()
+    first = ask("a", range(16))
+    first.max_offload_tokens = 10
+    engine.add(first)
+    run(engine)
+    assert engine.counters.num_stored == 8
+    engine.add(filler("f"))
+    run(engine)
+    again = ask("b", range(16))
+    again.max_load_tokens = 6
+    engine.add(again)
+    run(engine)
+    assert again.num_external_hit == 4
+
+
+def test_what_is_being_stored_or_loaded_delays_who_wants_it() -> None:
+    """A prompt is being loaded; a second request for it waits for the load rather than load it again, and
+    then finds it on the device. A request behind them that wants something else runs meanwhile."""
+    engine = tiered()
+    engine.add(ask("a", range(8)))
+    engine.add(filler("f"))
+    run(engine)
+    for name in "bc":
+        engine.add(ask(name, range(9)))
+    engine.add(ask("d", range(100, 104)))
+    assert pieces(step(engine)[0]) == [("d", 0, 4)]
+    assert pieces(step(engine)[0]) == [("b", 8, 1), ("c", 8, 1)]
+    assert engine.counters.num_loaded == 8
+
+
+def test_the_end_of_a_prompt_leaves_the_host_before_its_beginning() -> None:
+    """Four chunks. A request of three has ended; one of two needs a place: the third chunk goes."""
+    engine = tiered(4)
+    first, second = ask("a", range(12)), ask("b", range(50, 58))
+    engine.add(first)
+    run(engine)
+    engine.add(second)
+    events, _ = run(engine)
+    assert [event for event in events if isinstance(event, TierRemoved)] == [
+        TierRemoved((first.keys.first(3)[2],), Tier.HOST)
+    ]
+
+
+def test_a_store_that_finds_no_place_is_offered_again() -> None:
+    """A host tier of one chunk and a prompt of two: nothing can be stored, nothing breaks."""
+    engine = tiered(1)
+    engine.add(ask("a", range(8), 3))
+    engine.add(ask("b", range(50, 54), 3))
+    events, _ = run(engine)
+    on_host = [event for event in events if isinstance(event, TierStored)]
+    assert len(on_host) == 1
+
+
+COSTLY = SharedCost(0.25, TierCost(0.5, float("inf")), TierCost(0.125, float("inf")))
+
+
+def pair(store: SharedTier) -> tuple[Engine, Engine]:
+    """Two engines on one store."""
+    one, other = (Engine(shape(7, max_model_len=24), ZERO, Tiers(HostShape(20), store)) for _ in range(2))
+    return one, other
+
+
+def test_what_one_engine_stored_another_loads() -> None:
+    """The first engine stores a prompt in the shared tier. The second asks (0.25 s), fetches it into its host
+    tier (0.5 s) while another request runs, loads it in a step, and computes the last token."""
+    first, second = pair(SharedTier(50, COSTLY))
+    request = ask("a", range(16))
+    first.add(request)
+    events, now_s = run(first)
+    keys = request.keys.first(4)
+    assert [event for event in events if event == TierStored((keys[0],), Tier.SHARED)]
+    again, other = ask("b", range(16)), ask("c", [1, 2])
+    second.add(again)
+    second.add(other)
+    running = second.start_step(now_s, now_s)
+    assert running is not None
+    assert pieces(running) == [("c", 0, 2)]
+    second.finish_step()
+    _, ended_s = run(second, now_s)
+    assert ended_s - now_s == pytest.approx(0.75, abs=0.01)
+    assert (again.num_external_hit, again.num_generated) == (16, 1)
+
+
+def test_scopes_do_not_see_each_other_and_a_request_may_stay_out() -> None:
+    """The same prompt under another scope is not found, nor one whose request wanted nothing stored, nor by a
+    request that loads from host RAM only."""
+    for stores, asks, expected in (
+        (Wish("red"), Wish("red"), 8),
+        (Wish("red"), Wish("blue"), 0),
+        (Wish(storing=Storing.NEVER), Wish(), 0),
+    ):
+        first, second = pair(SharedTier(50))
+        request, again = ask("a", range(8)), ask("b", range(8))
+        request.wish, again.wish = stores, asks
+        first.add(request)
+        _, now_s = run(first)
+        second.add(again)
+        run(second, now_s)
+        assert again.num_external_hit == expected
+    first, second = pair(SharedTier(50))
+    first.add(ask("a", range(8)))
+    _, now_s = run(first)
+    again = ask("b", range(8))
+    again.loads_shared = False
+    second.add(again)
+    run(second, now_s)
+    assert again.num_external_hit == 0
+
+
+def test_a_full_store_drops_what_was_used_last_longest_ago() -> None:
+    """A store of two chunks gets a third: the first is gone, which the engine that stored announces."""
+    engine, _ = pair(SharedTier(2))
+    request = ask("a", range(12))
+    engine.add(request)
+    events, _ = run(engine)
+    keys = request.keys.first(3)
+    removed = [event for event in events if isinstance(event, TierRemoved)]
+    assert removed == [TierRemoved((keys[0],), Tier.SHARED)]
+
+
+def test_a_slow_store_delays_a_request_no_longer_than_it_may() -> None:
+    """Lookups take 3 s, but the request waits only half a second, and then computes."""
+    engine, _ = pair(SharedTier(50, SharedCost(lookup_s=3.0)))
+    request = ask("a", range(8))
+    request.wish = Wish(wait_s=0.5)
+    engine.add(request)
+    now_s = 0.0
+    while not request.num_generated:
+        running = engine.start_step(now_s)
+        assert running is not None
+        now_s = running.ends_s
+        engine.finish_step()
+    assert now_s == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_stride_ends_before_the_next_arrival() -> None:
+    """Decode steps take half a second. By 1.2 s two of them fit, and the first always does; without an
+    arrival a stride goes on until the block is full."""
+    for until_s, expected in ((1.2, 2), (0.1, 1), (9.0, 3)):
+        engine = Engine(shape(), COST)
+        engine.add(ask("a", [1], 40))
+        running = engine.start_step(0.0, until_s)
+        assert running is not None
+        assert running.step.num_repeats == expected
+        assert running.ends_s == pytest.approx(expected / 2)
+        assert [output.num_tokens for output in engine.finish_step().outputs] == [expected]
+        engine.check_integrity()

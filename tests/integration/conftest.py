@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from anbar.testing.fake_engine import write_tokenizer
+from anbar.apps.emulator import write_tiny_model
 from tests.integration.stack import Setup, Stack, running_stack
 
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the tiny tokenizer: the model's root, for engines and router alike."""
-    return write_tokenizer(tmp_path_factory.mktemp("model") / "fake-model")
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "fake-model")
 
 
 @contextmanager

@@ -12,13 +12,16 @@ from typing import Any
 
 import yaml
 
-from anbar.testing.fake_engine import FakeEngine, FakeEngineConfig
+from anbar.adapters.vllm.kv_publish import PublisherConfig
+from anbar.apps.emulator import EmulatedEngine, EngineSettings
+from anbar.sim.engine.shape import EngineShape
 from tests.integration.harness import Answer, Raw, call, eventually
 from tests.integration.router import running_router
 from tests.ports import free_port
 
 MODEL = "fake-model"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_SHAPE = ("block_size", "num_blocks", "max_model_len")
 QUICK = {
     "health_interval_s": 0.1,
     "first_byte_timeout_s": 5.0,
@@ -39,7 +42,7 @@ class Stack:
     """The router's port and the engines behind it, by their ids."""
 
     port: int
-    engines: dict[str, FakeEngine]
+    engines: dict[str, EmulatedEngine]
     log: io.BytesIO
     """What the router writes to standard error."""
 
@@ -75,13 +78,23 @@ class Stack:
         async def is_current() -> bool:
             known = await self.described()
             return all(
-                known[name]["kv_events"]["complete"]
+                engine.is_idle
+                and known[name]["kv_events"]["complete"]
                 and known[name]["kv_events"]["last_sequence"] == engine.publisher.next_seq - 1
                 for name, engine in self.engines.items()
                 if engine.publisher is not None
             )
 
         await eventually(is_current, what="the router follows all KV events")
+
+    async def forget(self, *names: str) -> None:
+        """Drop the device caches of engines (all, when none is named). An engine says so with its next step,
+        which a short prompt brings about."""
+        for name in names or self.engines:
+            engine = self.engines[name]
+            assert engine.reset_prefix_cache()
+            assert (await call(engine.port, "POST", COMPLETIONS, completion("a", max_tokens=1))).status == 200
+        await self.followed()
 
     async def state(self, engine: str) -> str:
         return (await self.described())[engine]["state"]
@@ -104,12 +117,7 @@ class Stack:
             engine.faults.clear()
             engine.records.clear()
             engine.answer = None
-            pace, initial = engine.pace, engine.config.pace
-            pace.prefill_s_per_token, pace.load_s_per_token = (
-                initial.prefill_s_per_token,
-                initial.load_s_per_token,
-            )
-            pace.overhead_s, pace.token_s = initial.overhead_s, initial.token_s
+            engine.pace.cost = engine.settings.cost
 
     async def assert_idle(self) -> None:
         """All accounting is back at zero, in the router and in the engines, and nothing went wrong inside."""
@@ -130,8 +138,8 @@ class Stack:
             what="every request ended in its engine",
         )
         for engine in self.engines.values():
-            assert (engine.counters.running, engine.counters.waiting, engine.cache.num_used) == (0, 0, 0)
-            engine.cache.check_integrity()
+            assert (engine.num_running, engine.num_waiting, engine.usage) == (0, 0, 0)
+            engine.check_integrity()
         assert not any((await self.samples("anbar_router_defects_total")).values())
 
 
@@ -154,23 +162,36 @@ class Setup:
     num_engines: int = 2
     router: Mapping[str, object] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the engines' settings; `events` are changes to those, sizes go to the shape."""
     cache: Mapping[str, object] = field(default_factory=dict)
     entries: Sequence[Mapping[str, object]] = ()
     """Further keys of each engine's entry in the file."""
 
-    def engines(self) -> dict[str, FakeEngine]:
+    def engines(self) -> dict[str, EmulatedEngine]:
         """The engines `e0`, `e1`, ..., not started."""
-        made: dict[str, FakeEngine] = {}
+        made: dict[str, EmulatedEngine] = {}
         for index in range(self.num_engines):
-            base = FakeEngineConfig(
-                tokenizer=self.tokenizer,
-                events=f"ipc://{self.directory}/e{index}",
-                replay=f"ipc://{self.directory}/r{index}",
-            )
-            made[f"e{index}"] = FakeEngine(replace(base, **self.engine))
+            made[f"e{index}"] = EmulatedEngine(self._settings(index))
         return made
 
-    def write(self, engines: Mapping[str, FakeEngine], port: int) -> Path:
+    def _settings(self, index: int) -> EngineSettings:
+        """An engine with this setup's changes: to its shape, to its events, and to the rest."""
+        changes = dict(self.engine)
+        sizes = {name: changes.pop(name) for name in _SHAPE if name in changes}
+        wanted = changes.pop("events", {})
+        events = PublisherConfig(f"ipc://{self.directory}/e{index}", f"ipc://{self.directory}/r{index}")
+        base = EngineSettings(
+            model_dir=self.tokenizer,
+            served_names=(MODEL,),
+            port=0,
+            shape=replace(EngineShape(block_size=16, num_blocks=4096), **sizes),
+            events=None if wanted is None else replace(events, **wanted),
+            store_owner="anbar:test",
+            prompt_tokens_details=True,
+        )
+        return replace(base, **changes)
+
+    def write(self, engines: Mapping[str, EmulatedEngine], port: int) -> Path:
         """The router's file, as `anbar up` would write it."""
         entries = []
         for index, (name, engine) in enumerate(engines.items()):
@@ -190,7 +211,7 @@ class Setup:
 
 
 @asynccontextmanager
-async def engines_of(setup: Setup) -> AsyncIterator[dict[str, FakeEngine]]:
+async def engines_of(setup: Setup) -> AsyncIterator[dict[str, EmulatedEngine]]:
     """The engines of a setup, running."""
     engines = setup.engines()
     async with AsyncExitStack() as stack:
@@ -201,7 +222,7 @@ async def engines_of(setup: Setup) -> AsyncIterator[dict[str, FakeEngine]]:
 
 @asynccontextmanager
 async def router_of(
-    setup: Setup, engines: dict[str, FakeEngine], ready: Sequence[str] | None = None
+    setup: Setup, engines: dict[str, EmulatedEngine], ready: Sequence[str] | None = None
 ) -> AsyncIterator[Stack]:
     """A router in this process in front of engines, once those in `ready` (None: all) are; judged for leaks
     at the end."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from anbar.testing.fake_engine import Fault, FaultKind
+from anbar.apps.emulator import Fault, FaultKind
 from tests.integration.harness import Raw
 from tests.integration.stack import COMPLETIONS, Stack, completion
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from anbar.testing.fake_engine import Ending, Fault, FaultKind, Scope
+from anbar.apps.emulator import Ending, Fault, FaultKind, Scope, steady
 from tests.integration.harness import Raw, call, eventually
 from tests.integration.router import running_router
 from tests.integration.stack import (
@@ -91,7 +91,7 @@ async def test_killed_engine_gets_no_traffic(stack: Stack) -> None:
     """What a killed engine had is answered by the other; it gets nothing until it is healthy again."""
     prompt, target = await warm(stack)
     dead = stack.engines[target]
-    dead.pace.overhead_s = 30.0
+    dead.pace.cost = steady(front_s=30.0)
     asked = asyncio.create_task(stack.complete(prompt))
     await eventually(lambda: dead.records.num_open == 1)
     await dead.die()
@@ -102,7 +102,7 @@ async def test_killed_engine_gets_no_traffic(stack: Stack) -> None:
     answers = await asyncio.gather(*(stack.complete(text_prompt(str(i))) for i in range(20)))
     assert {a.status for a in answers} == {200}
     assert target not in {a.engine for a in answers}
-    dead.pace.overhead_s = 0.0
+    dead.pace.cost = steady()
     await dead.revive()
     await stack.becomes(target, "ready")
     await stack.followed()
@@ -114,7 +114,7 @@ async def test_two_of_three_killed_at_once(tokenizer_dir: Path, socket_dir: Path
     """Two of three engines die under twenty requests: every client sees one good answer, from the third."""
     async with running_stack(Setup(tokenizer_dir, socket_dir, num_engines=3)) as stack:
         for engine in stack.engines.values():
-            engine.pace.overhead_s = 0.05
+            engine.pace.cost = steady(front_s=0.05)
         asked = [asyncio.create_task(stack.complete(f"{number} grain")) for number in range(20)]
         await eventually(lambda: all(engine.records.num_open for engine in stack.engines.values()))
         await asyncio.gather(stack.engines["e0"].die(), stack.engines["e1"].die())
@@ -165,7 +165,7 @@ async def test_engines_die_and_return_under_load(tokenizer_dir: Path, socket_dir
     async with running_stack(Setup(tokenizer_dir, socket_dir, num_engines=3)) as stack:
         texts = {(await stack.complete(f"{n} grain")).json["choices"][0]["text"] for n in range(7)}
         for engine in stack.engines.values():
-            engine.pace.overhead_s, engine.pace.token_s = 0.01, 0.002
+            engine.pace.cost = steady(front_s=0.01, step_s=0.002)
         clients = [asyncio.create_task(load(stack, loop.time() + 2.0, first)) for first in range(8)]
         for _ in range(2):
             for engine in stack.engines.values():
@@ -263,7 +263,7 @@ async def test_engine_error_in_stream_passes(stack: Stack) -> None:
 async def test_disconnect_before_the_first_byte(stack: Stack) -> None:
     """A client that goes away while it waits cancels the request in the engine."""
     for engine in stack.engines.values():
-        engine.pace.overhead_s = 0.3
+        engine.pace.cost = steady(front_s=0.3)
     for streamed in (False, True):
         async with Raw.open(stack.port) as raw:
             raw.post(COMPLETIONS, completion("hello", stream=streamed))
@@ -277,7 +277,7 @@ async def test_disconnect_before_the_first_byte(stack: Stack) -> None:
 async def test_disconnect_in_mid_stream(stack: Stack) -> None:
     """A client that goes away in the middle of a stream cancels it in the engine at once."""
     for engine in stack.engines.values():
-        engine.pace.token_s = 0.02
+        engine.pace.cost = steady(step_s=0.02)
     async with open_stream(stack.port, completion("hello", max_tokens=500)) as raw:
         await raw.abort()
         await eventually(lambda: not any(e.records.num_open for e in stack.engines.values()), 1.0)
@@ -289,7 +289,7 @@ async def test_disconnect_in_mid_stream(stack: Stack) -> None:
 async def test_many_disconnects_leak_nothing(stack: Stack) -> None:
     """Fifty clients that leave at random moments: all counters return to zero, and service goes on."""
     for engine in stack.engines.values():
-        engine.pace.overhead_s, engine.pace.token_s = 0.01, 0.002
+        engine.pace.cost = steady(front_s=0.01, step_s=0.002)
 
     async def leave(number: int) -> None:
         async with Raw.open(stack.port) as raw:
@@ -382,7 +382,7 @@ async def test_drain_has_an_end(tokenizer_dir: Path, socket_dir: Path) -> None:
     """A stream that does not end within the drain timeout is cut, and cancelled in the engine."""
     setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 0.5})
     async with engines_of(setup) as engines, AsyncExitStack() as clients:
-        engines["e0"].pace.token_s = 0.05
+        engines["e0"].pace.cost = steady(step_s=0.05)
         loop = asyncio.get_running_loop()
         port = free_port()
         async with running_router(setup.write(engines, port)):

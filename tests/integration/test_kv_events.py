@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anbar.testing.fake_engine import Framing
+from anbar.adapters.vllm.kv_publish import Framing
 from tests.integration.harness import call, eventually
 from tests.integration.stack import (
     COMPLETIONS,
@@ -137,8 +137,7 @@ async def test_cleared_cache(tokenizer_dir: Path, socket_dir: Path) -> None:
     async with running_stack(Setup(tokenizer_dir, socket_dir)) as stack:
         where = {name: (await stack.complete(text_prompt(name))).engine for name in "abcd"}
         await stack.followed()
-        assert stack.engines["e0"].reset_prefix_cache()
-        await stack.followed()
+        await stack.forget("e0")
         for name, engine in where.items():
             again = await stack.complete(text_prompt(name))
             assert again.predicted == again.cached
@@ -148,7 +147,7 @@ async def test_cleared_cache(tokenizer_dir: Path, socket_dir: Path) -> None:
 
 async def test_older_framing(tokenizer_dir: Path, socket_dir: Path) -> None:
     """Engines that publish tagged arrays and replay without a topic are understood, from a gap on too."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"framing": Framing.ARRAYS})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"events": {"framing": Framing.ARRAYS}})
     async with engines_of(setup) as engines:
         await call(engines["e0"].port, "POST", COMPLETIONS, completion(text_prompt("before")))
         async with router_of(setup, engines) as stack:
@@ -160,7 +159,7 @@ async def test_older_framing(tokenizer_dir: Path, socket_dir: Path) -> None:
 
 async def test_without_events(tokenizer_dir: Path, socket_dir: Path) -> None:
     """An engine that publishes no events still serves; the answer says that routing was not precise."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"events": "", "replay": ""})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"events": None})
     async with running_stack(setup) as stack:
         answer = await stack.complete(text_prompt("blind"))
         assert answer.status == 200
@@ -169,7 +168,7 @@ async def test_without_events(tokenizer_dir: Path, socket_dir: Path) -> None:
 
 async def test_without_replay(tokenizer_dir: Path, socket_dir: Path) -> None:
     """Without a replay socket what happened before is unknown, and what comes after is right or degraded."""
-    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, engine={"replay": ""})
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, engine={"events": {"replay_endpoint": ""}})
     async with engines_of(setup) as engines, router_of(setup, engines) as stack:
         for name in "abc":
             for _ in range(2):

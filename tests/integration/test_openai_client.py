@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from anbar.testing.fake_engine import Fault, FaultKind, Pace
+from anbar.apps.emulator import Fault, FaultKind, steady
 from tests.integration.stack import MODEL, Stack, text_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,7 +107,7 @@ async def test_errors_are_the_clients_own(client: AsyncOpenAI) -> None:
 async def test_closing_a_stream_cancels_it(stack: Stack, client: AsyncOpenAI) -> None:
     """A client that stops reading in the middle and closes leaves nothing running in the engine."""
     for engine in stack.engines.values():
-        engine.pace.token_s = Pace(token_s=0.01).token_s
+        engine.pace.cost = steady(step_s=0.01)
     stream = await client.completions.create(
         model=MODEL, prompt=text_prompt("x"), max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
     )

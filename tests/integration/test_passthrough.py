@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from anbar.testing.fake_engine import FakeEngine, Script
+from anbar.apps.emulator import EmulatedEngine, Script
 from tests.integration.harness import Raw
 from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Setup, Stack, completion, running_stack
 
@@ -25,7 +25,7 @@ FIELDS: dict[str, object] = {
     "temperature": 0.7,
     "top_p": 0.95,
     "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
-    "tool_choice": "auto",
+    "tool_choice": "none",
     "parallel_tool_calls": True,
     "reasoning_effort": "low",
     "include_reasoning": True,
@@ -60,7 +60,7 @@ async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
         tokenizer_dir,
         module_dir,
         num_engines=1,
-        engine={"api_key": "engine-key"},
+        engine={"api_keys": ("engine-key",)},
         entries=[{"api_key_file": str(module_dir / "key")}],
     )
     (module_dir / "key").write_text("engine-key\n")
@@ -69,11 +69,11 @@ async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
 
 
 @pytest.fixture
-def engine(stack: Stack) -> FakeEngine:
+def engine(stack: Stack) -> EmulatedEngine:
     return stack.engines["e0"]
 
 
-async def test_request_body_byte_for_byte(stack: Stack, engine: FakeEngine) -> None:
+async def test_request_body_byte_for_byte(stack: Stack, engine: EmulatedEngine) -> None:
     """A body with every field there is, odd spacing and escapes reaches the engine unchanged."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "سلام"}], **FIELDS}
     assert len(FIELDS) >= 33
@@ -84,7 +84,7 @@ async def test_request_body_byte_for_byte(stack: Stack, engine: FakeEngine) -> N
     assert answer.json["choices"][0]["token_ids"]
 
 
-async def test_chunked_request_body(stack: Stack, engine: FakeEngine) -> None:
+async def test_chunked_request_body(stack: Stack, engine: EmulatedEngine) -> None:
     """A body sent in chunks, split inside a character, reaches the engine whole."""
     sent = json.dumps(completion("آب و अंबार"), ensure_ascii=False).encode()
     async with Raw.open(stack.port) as raw:
@@ -99,7 +99,7 @@ async def test_chunked_request_body(stack: Stack, engine: FakeEngine) -> None:
     assert engine.records.seen[-1].body == sent
 
 
-async def test_whole_answer_byte_for_byte(stack: Stack, engine: FakeEngine) -> None:
+async def test_whole_answer_byte_for_byte(stack: Stack, engine: EmulatedEngine) -> None:
     """An answer with odd spacing, escapes and unknown fields arrives unchanged, and so do its headers."""
     page = {f"field_{i}": [i, "\u0633", None, 1e-7] for i in range(33)}
     body = b"  " + json.dumps(page, indent=1).encode() + b"\n\n"
@@ -112,7 +112,7 @@ async def test_whole_answer_byte_for_byte(stack: Stack, engine: FakeEngine) -> N
     assert answer.headers["content-length"] == str(len(body))
 
 
-async def test_stream_byte_for_byte(stack: Stack, engine: FakeEngine) -> None:
+async def test_stream_byte_for_byte(stack: Stack, engine: EmulatedEngine) -> None:
     """A stream with comments, odd events and chunks cut inside characters arrives unchanged."""
     text = 'data: {"x": "نمی‌دانم"}\n\n: keep-alive\n\nevent: odd\r\ndata:no-space\r\n\r\ndata: [DONE]\n\n'
     data = text.encode()
@@ -123,7 +123,7 @@ async def test_stream_byte_for_byte(stack: Stack, engine: FakeEngine) -> None:
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-async def test_engine_errors_pass_unchanged(stack: Stack, engine: FakeEngine) -> None:
+async def test_engine_errors_pass_unchanged(stack: Stack, engine: EmulatedEngine) -> None:
     """A 4xx of the engine is the answer: its status and its body."""
     body = b'{"error":{"message":"no such tool","type":"BadRequestError","param":null,"code":400}}'
     engine.script(Script((body,), status=400))
@@ -131,7 +131,7 @@ async def test_engine_errors_pass_unchanged(stack: Stack, engine: FakeEngine) ->
     assert (answer.status, answer.body) == (400, body)
 
 
-async def test_secrets_end_at_the_router(stack: Stack, engine: FakeEngine) -> None:
+async def test_secrets_end_at_the_router(stack: Stack, engine: EmulatedEngine) -> None:
     """The client's key, cookies and x-anbar-* headers do not reach the engine; the engine's own key does."""
     headers = {
         "authorization": "Bearer client-secret",
@@ -172,7 +172,7 @@ async def test_engine_key_does_not_reach_the_client(stack: Stack) -> None:
         assert b"engine-key" not in (await stack.get(path)).body
 
 
-async def test_request_ids(stack: Stack, engine: FakeEngine) -> None:
+async def test_request_ids(stack: Stack, engine: EmulatedEngine) -> None:
     """The client's request id is used everywhere; one that could break a log line is replaced."""
     answer = await stack.post(COMPLETIONS, completion("a"), {"x-request-id": "my-request.7"})
     assert answer.headers["x-request-id"] == answer.headers["x-anbar-request-id"] == "my-request.7"
@@ -185,7 +185,7 @@ async def test_request_ids(stack: Stack, engine: FakeEngine) -> None:
     assert (await stack.get("/health")).headers["x-request-id"]
 
 
-async def test_query_and_path_are_kept(stack: Stack, engine: FakeEngine) -> None:
+async def test_query_and_path_are_kept(stack: Stack, engine: EmulatedEngine) -> None:
     """A query string reaches the engine."""
     assert (await stack.post(COMPLETIONS + "?api-version=1", completion("a"))).status == 200
     assert engine.records.seen[-1].target == COMPLETIONS + "?api-version=1"

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from anbar.testing.fake_engine import FakeEngine, Script
+from anbar.apps.emulator import EmulatedEngine, Script, steady
 from tests.integration.harness import Raw, call, eventually
 from tests.integration.stack import (
     COMPLETIONS,
@@ -38,7 +38,7 @@ class Running:
 
     process: Process
     port: int
-    engines: dict[str, FakeEngine]
+    engines: dict[str, EmulatedEngine]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -81,7 +81,7 @@ async def test_sigterm_lets_a_stream_finish(tokenizer_dir: Path, socket_dir: Pat
     """After SIGTERM a running stream comes to its end, new work is not accepted, and the exit code is 0."""
     setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 10.0})
     async with running(setup) as router:
-        router.engines["e0"].pace.token_s = 0.02
+        router.engines["e0"].pace.cost = steady(step_s=0.02)
         async with open_stream(router.port, completion("secret-prompt", max_tokens=60)) as raw:
             router.signal(signal.SIGTERM)
             await asyncio.sleep(0.2)

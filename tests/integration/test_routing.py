@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from anbar.testing.fake_engine import Pace, SharedStore, Tiers
+from anbar.apps.emulator import steady
+from anbar.sim.engine.shape import HostShape
+from anbar.sim.engine.shared import SharedTier
 from tests.integration.harness import Answer
 from tests.integration.stack import (
     COMPLETIONS,
@@ -93,7 +95,10 @@ async def test_prediction_for_streams(stack: Stack) -> None:
     [
         {"add_generation_prompt": False, "continue_final_message": True},
         {"add_generation_prompt": False},
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+            "tool_choice": "none",
+        },
         {"chat_template_kwargs": {"enable_thinking": True}},
         {"reasoning_effort": "high"},
         {"add_special_tokens": True},
@@ -126,7 +131,7 @@ async def test_content_parts_are_text(stack: Stack) -> None:
 async def test_token_ids_as_prompt(stack: Stack) -> None:
     """A prompt of token ids hits what the same text stored."""
     text = text_prompt("ids")
-    ids = next(iter(stack.engines.values())).tokenizer.encode(text)
+    ids = next(iter(stack.engines.values())).text.words(text)
     first = await stack.complete(text)
     await stack.followed()
     assert_hit(await stack.complete(ids), first.engine, (len(ids) - 1) // BLOCK * BLOCK)
@@ -134,7 +139,7 @@ async def test_token_ids_as_prompt(stack: Stack) -> None:
 
 async def test_exactly_full_blocks(stack: Stack) -> None:
     """Of a prompt of exactly n blocks, n-1 are predicted and reported: its last token is recomputed."""
-    ids = next(iter(stack.engines.values())).tokenizer.encode(text_prompt("full"))[: 4 * BLOCK]
+    ids = next(iter(stack.engines.values())).text.words(text_prompt("full"))[: 4 * BLOCK]
     first = await stack.complete(ids, max_tokens=1)
     await stack.followed()
     again = await stack.complete(ids, max_tokens=1)
@@ -170,15 +175,13 @@ async def test_salts_do_not_share_the_store(tokenizer_dir: Path, socket_dir: Pat
         tokenizer_dir,
         socket_dir,
         router={"client_kv_fields": "allow"},
-        engine={"tiers": Tiers(256, SharedStore())},
+        engine={"host_tier": HostShape(256), "shared": SharedTier(4096)},
     )
     async with running_stack(setup) as stack:
         prompt = text_prompt("salted store")
         await stack.complete(prompt, cache_salt="one")
         await stack.followed()
-        for engine in stack.engines.values():
-            assert engine.reset_prefix_cache()
-        await stack.followed()
+        await stack.forget()
         for salt in ({"cache_salt": "two"}, {}, {"cache_salt": "three"}):
             other = await stack.complete(prompt, **salt)
             assert (other.predicted, other.cached) == (0, 0)
@@ -202,15 +205,19 @@ async def test_lora_adapters_do_not_share(tokenizer_dir: Path, socket_dir: Path)
 
 async def test_store_hit_goes_to_the_least_busy(tokenizer_dir: Path, socket_dir: Path) -> None:
     """A prefix that only the shared store has may be served by any engine: the idle one gets it."""
-    setup = Setup(tokenizer_dir, socket_dir, num_engines=3, engine={"tiers": Tiers(shared=SharedStore())})
+    setup = Setup(
+        tokenizer_dir,
+        socket_dir,
+        num_engines=3,
+        engine={"host_tier": HostShape(256), "shared": SharedTier(4096)},
+    )
     async with running_stack(setup) as stack:
         prompt = text_prompt("stored")
         first = await stack.complete(prompt)
         await stack.followed()
-        assert stack.engines[first.engine].reset_prefix_cache()
-        await stack.followed()
+        await stack.forget(first.engine)
         for engine in stack.engines.values():
-            engine.pace.token_s = 0.02
+            engine.pace.cost = steady(step_s=0.02)
         async with AsyncExitStack() as busy:
             taken = set()
             for number in range(2):
@@ -226,7 +233,7 @@ async def test_store_hit_goes_to_the_least_busy(tokenizer_dir: Path, socket_dir:
 
 async def test_store_outlives_the_engine_that_filled_it(tokenizer_dir: Path, socket_dir: Path) -> None:
     """The engine that stored a prefix dies: another one serves it from the store, as predicted."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"tiers": Tiers(shared=SharedStore())})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"host_tier": HostShape(256), "shared": SharedTier(4096)})
     async with running_stack(setup) as stack:
         prompt = text_prompt("survivor")
         first = await stack.complete(prompt)
@@ -245,21 +252,18 @@ async def test_store_serves_to_the_last_token(
     tokenizer_dir: Path, socket_dir: Path, chunk_blocks: int
 ) -> None:
     """From the store come whole chunks, a prompt's last token included, and they continue the device's."""
-    tiers = Tiers(shared=SharedStore(), chunk_blocks=chunk_blocks)
-    setup = Setup(tokenizer_dir, socket_dir, engine={"tiers": tiers}, cache={"chunk_blocks": chunk_blocks})
+    tiers = {"host_tier": HostShape(256, chunk_blocks), "shared": SharedTier(4096)}
+    setup = Setup(tokenizer_dir, socket_dir, engine=tiers, cache={"chunk_blocks": chunk_blocks})
     async with running_stack(setup) as stack:
-        ids = next(iter(stack.engines.values())).tokenizer.encode(text_prompt("to the last", words=200))
+        ids = next(iter(stack.engines.values())).text.words(text_prompt("to the last", words=200))
         full = 12 * BLOCK
         await stack.complete(ids[:full], max_tokens=1)
         await stack.followed()
-        for engine in stack.engines.values():
-            engine.reset_prefix_cache()
-        await stack.followed()
+        await stack.forget()
         whole = await stack.complete(ids[:full], max_tokens=1)
         assert whole.predicted == whole.cached == full
         for length in (full - 1, full + 5, full // 2, 5 * BLOCK + 3, full):
-            for engine in stack.engines.values():
-                engine.reset_prefix_cache()
+            await stack.forget()
             await stack.complete(ids[: 2 * BLOCK], max_tokens=1)  # the device has a little
             await stack.followed()
             answer = await stack.complete(ids[:length], max_tokens=1)
@@ -269,20 +273,19 @@ async def test_store_serves_to_the_last_token(
 
 async def test_host_tier_is_predicted(tokenizer_dir: Path, socket_dir: Path) -> None:
     """A prefix that was evicted to host RAM is predicted there and comes back from there."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"tiers": Tiers(host_chunks=512)})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"host_tier": HostShape(512)})
     async with running_stack(setup) as stack:
         first = await stack.complete(text_prompt("evicted"))
         await stack.followed()
-        assert stack.engines[first.engine].reset_prefix_cache()
-        await stack.followed()
+        await stack.forget(first.engine)
         assert_hit(await stack.complete(text_prompt("evicted")), first.engine)
-        assert stack.engines[first.engine].counters.host_tokens > 0
+        assert stack.engines[first.engine].counters.num_external_hits > 0
 
 
 async def test_cold_requests_spread(stack: Stack) -> None:
     """Concurrent requests without a common prefix are spread over all engines."""
     for engine in stack.engines.values():
-        engine.pace.token_s = 0.01
+        engine.pace.cost = steady(step_s=0.01)
     answers = await asyncio.gather(*(stack.complete(text_prompt(str(i)), max_tokens=8) for i in range(12)))
     counts = [sum(answer.engine == name for answer in answers) for name in stack.engines]
     assert all(2 <= count <= 7 for count in counts), counts
@@ -290,7 +293,7 @@ async def test_cold_requests_spread(stack: Stack) -> None:
 
 async def test_load_beats_a_short_prefix(tokenizer_dir: Path, socket_dir: Path) -> None:
     """An engine with a long queue loses a request with a short common prefix to an idle one."""
-    setup = Setup(tokenizer_dir, socket_dir, engine={"pace": Pace(prefill_s_per_token=0.001)})
+    setup = Setup(tokenizer_dir, socket_dir, engine={"cost": steady(prefill_s_per_token=0.001)})
     async with running_stack(setup) as stack:
         shared = "the store " * 8
         first = await stack.complete(shared)

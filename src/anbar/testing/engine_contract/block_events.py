@@ -66,7 +66,7 @@ def check_hashes(target: Target) -> None:
     salted = _hashes(target, ids[: size + 1], ids, cache_salt="a")
     other = _hashes(target, ids[: size + 1], ids, cache_salt="b")
     assert len({*plain, *salted, *other}) == 9
-    assert all(isinstance(block, bytes) and len(block) == 32 for block in plain)
+    assert all(isinstance(block, int) and 0 <= block < 2**64 for block in plain)
 
 
 def check_sessions(target: Target) -> None:
@@ -87,7 +87,7 @@ def check_evictions(target: Target) -> None:
         return
     size = block_size(target)
     prompts = [some_tokens(target, 3 * size + 1) for _ in range(2)]
-    hashes: list[bytes] = []
+    hashes: list[int] = []
     for ids in prompts:
         (event,) = [event for event in _stored(target, ids) if holds(event, ids[:size])]
         hashes += reversed(event["block_hashes"])
@@ -160,10 +160,10 @@ def _mine(target: Target, ids: list[int], max_tokens: int, answer: list[int] | N
     return chain
 
 
-def _hashes(target: Target, short: list[int], ids: list[int], **fields: object) -> list[bytes]:
+def _hashes(target: Target, short: list[int], ids: list[int], **fields: object) -> list[int]:
     """Hashes of three blocks, the first announced with a request of its own."""
     size = block_size(target)
     (head,) = [event for event in _stored(target, short, **fields) if holds(event, ids[:size])]
     (tail,) = [event for event in _stored(target, ids, **fields) if holds(event, ids[size : 2 * size])]
     assert tail["parent_block_hash"] == head["block_hashes"][0]
-    return cast(list[bytes], [*head["block_hashes"], *tail["block_hashes"]])
+    return cast(list[int], [*head["block_hashes"], *tail["block_hashes"]])

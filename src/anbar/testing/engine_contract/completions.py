@@ -1,5 +1,6 @@
 """Checks of /v1/completions beyond the plain answer: echo, log-probabilities, token ids, n, batches, ids."""
 
+import re
 from typing import cast
 
 from anbar.testing.engine_contract.target import Json, Target, call, chunks, complete, nonce, ok, tokens
@@ -25,6 +26,7 @@ def check_completion_fields(target: Target) -> None:
     """A whole answer and the chunks of a stream have vLLM's fields, no more and no fewer."""
     page = ok(complete(target, nonce(), max_tokens=2, ignore_eos=True))
     assert set(page) == _WHOLE, page
+    assert re.fullmatch("cmpl-[0-9a-f]{16}", page["id"]), page["id"]
     assert set(page["choices"][0]) == _CHOICE, page
     assert set(page["usage"]) == USAGE, page
     details = {"cached_tokens", "created_cache_tokens", "multimodal_tokens"}
@@ -52,6 +54,8 @@ def check_echo(target: Target) -> None:
     assert page["choices"][0]["text"] == prompt
     assert page["choices"][0]["finish_reason"] == "length"
     assert page["usage"]["completion_tokens"] == 1, page["usage"]
+    hidden = ok(complete(target, prompt, max_tokens=3, ignore_eos=True, echo=True, return_token_ids=True))
+    assert hidden["choices"][0]["text"] == plain, "the ids show the prompt, the text no longer does"
     stream = chunks(complete(target, prompt, max_tokens=3, ignore_eos=True, echo=True, stream=True))
     texts = [chunk["choices"][0]["text"] for chunk in stream]
     assert texts[0].startswith(prompt), texts
@@ -111,15 +115,16 @@ def check_prompt_logprobs(target: Target) -> None:
 
 
 def check_token_ids(target: Target) -> None:
-    """`return_token_ids`: the prompt's ids and the answer's, which detokenize to its text; in a stream the
-    prompt's come once, with the first chunk."""
+    """`return_token_ids`: the prompt's ids and the answer's, which detokenize to its text (but for a last
+    character that is not whole); in a stream the prompt's come once, with the first chunk."""
     prompt = nonce()
-    fields = {"max_tokens": 4, "ignore_eos": True, "return_token_ids": True}
+    fields = {"max_tokens": 4, "ignore_eos": True, "return_token_ids": True, "skip_special_tokens": False}
     choice = ok(complete(target, prompt, **fields))["choices"][0]
     assert choice["prompt_token_ids"] == tokens(target, prompt)
     assert len(choice["token_ids"]) == 4
     body = {"model": target.model, "tokens": choice["token_ids"]}
-    assert ok(call(target, "POST", "/detokenize", body))["prompt"] == choice["text"]
+    whole = ok(call(target, "POST", "/detokenize", body))["prompt"]
+    assert whole.rstrip("\ufffd") == choice["text"], "a character that the limit cuts is not shown"
     first, *rest = [chunk["choices"][0] for chunk in chunks(complete(target, prompt, stream=True, **fields))]
     assert first["prompt_token_ids"] == choice["prompt_token_ids"]
     assert all(part["prompt_token_ids"] is None for part in rest)
@@ -166,6 +171,8 @@ def check_request_ids(target: Target) -> None:
     for path in ("/health", "/nothing"):
         given = call(target, "GET", path).headers.get("x-request-id")
         assert (given is not None) == target.request_ids, path
+    if target.request_ids:
+        assert call(target, "GET", "/health", headers={"x-request-id": name}).headers["x-request-id"] == name
 
 
 def _text(target: Target, prompt: str, **fields: object) -> str:

@@ -1,0 +1,169 @@
+"""The emulator's own calls, `/emulator/...`: faults, pace, death. `GET /emulator` describes them."""
+
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, fields
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+
+from anbar.adapters.http.message import Answer, Request
+from anbar.apps.emulator.body import parse_json
+from anbar.apps.emulator.errors import Json, invalid
+from anbar.apps.emulator.faults import Fault
+from anbar.apps.emulator.pacing import steady
+from anbar.apps.emulator.pages import answer
+from anbar.apps.emulator.records import Ending
+from anbar.apps.emulator.spoiled_events import EventFaults
+from anbar.apps.emulator.state import EngineState
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the engine is from its next step on; all 0: as fast as it can."""
+
+    step_s: float = 0.0
+    prefill_s_per_token: float = 0.0
+    front_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)}, must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Die as by SIGKILL: for so many seconds, or for ever when negative, and come back cold."""
+
+    for_s: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What /health says: false is 503, as when the engine core died under a living API server."""
+
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FixedAnswer:
+    """The text that every request is answered with; null draws one from the prompt again."""
+
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No fields."""
+
+
+class Admin:
+    """Answers `/emulator/...`. `die_for(seconds)` ends the engine's life, for ever if negative."""
+
+    def __init__(self, state: EngineState, die_for: Callable[[float], None]) -> None:
+        self._state = state
+        self._die_for = die_for
+
+    def posts(self) -> dict[str, Callable[[Request], Answer]]:
+        """The calls that change something, by path."""
+        return {
+            "/emulator/fault": _call(Fault, self._arm),
+            "/emulator/events": _call(EventFaults, self._spoil_events),
+            "/emulator/pace": _call(Pace, self._set_pace),
+            "/emulator/answer": _call(FixedAnswer, self._fix_answer),
+            "/emulator/health": _call(Health, self._set_health),
+            "/emulator/clear": _call(Nothing, self._clear),
+            "/emulator/die": _call(Death, self._die),
+            "/emulator/restart": _call(Nothing, self._restart),
+        }
+
+    def describe(self, _: Request) -> Answer:
+        """The calls, their fields with defaults, and allowed words."""
+        about = {
+            "/emulator/fault": (Fault, "Arm a fault for coming requests."),
+            "/emulator/events": (EventFaults, "What to do to the next batches of KV events."),
+            "/emulator/pace": (Pace, Pace.__doc__),
+            "/emulator/answer": (FixedAnswer, FixedAnswer.__doc__),
+            "/emulator/health": (Health, Health.__doc__),
+            "/emulator/clear": (Nothing, "Disarm all faults, forget all records; what hangs goes on."),
+            "/emulator/die": (Death, Death.__doc__),
+            "/emulator/restart": (Nothing, "Die and come back at once: cold, events from sequence 0."),
+        }
+        page = {
+            f"POST {path}": {"what": text, "fields": _fields(kind)} for path, (kind, text) in about.items()
+        }
+        return answer({**page, "GET /emulator/requests": {"what": "How requests ended.", "fields": {}}})
+
+    def requests(self, _: Request) -> Answer:
+        """How generation requests ended, and a count of all others by path."""
+        records = self._state.records
+        endings = {ending.value: records.count(ending) for ending in Ending}
+        return answer({"generation": endings, "others": records.others})
+
+    def _arm(self, fault: Fault) -> Json:
+        self._state.faults.arm(fault)
+        return {"armed": fault.kind.value}
+
+    def _spoil_events(self, wanted: EventFaults) -> Json:
+        faults = self._state.event_faults
+        faults.drop, faults.lose = wanted.drop, wanted.lose
+        faults.duplicate, faults.swap = wanted.duplicate, wanted.swap
+        return asdict(faults)
+
+    def _set_pace(self, pace: Pace) -> Json:
+        self._state.pace.cost = steady(**asdict(pace))
+        return asdict(pace)
+
+    def _fix_answer(self, fixed: FixedAnswer) -> Json:
+        self._state.answer = fixed.text
+        return asdict(fixed)
+
+    def _set_health(self, health: Health) -> Json:
+        self._state.healthy = health.healthy
+        return asdict(health)
+
+    def _clear(self, _: Nothing) -> Json:
+        self._state.faults.clear()
+        self._state.records.clear()
+        return {"cleared": True}
+
+    def _die(self, death: Death) -> Json:
+        self._die_for(death.for_s)
+        return {"dead_for_s": death.for_s}
+
+    def _restart(self, _: Nothing) -> Json:
+        self._die_for(0.0)
+        return {"restarting": True}
+
+
+def _call(kind: type[Settings], act: Callable[[Settings], Json]) -> Callable[[Request], Answer]:
+    def handle(request: Request) -> Answer:
+        body = parse_json(request) if request.body else {}
+        return answer(act(_convert(body, kind)))
+
+    return handle
+
+
+def _convert(body: Json, kind: type[Settings]) -> Settings:
+    allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for name in body:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise invalid(f"unknown field {name!r}; allowed: {known}", f"body.{name}")
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), "body") from error
+
+
+def _fields(kind: type) -> Json:
+    shown: dict[str, object] = {}
+    for field in fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, Enum):
+            shown[field.name] = [member.value for member in field.type]
+        else:
+            shown[field.name] = "required" if field.default is MISSING else field.default
+    return shown

@@ -1,0 +1,211 @@
+"""What the engine accepts: bodies of /v1/chat/completions and /v1/completions, and vLLM's refusals.
+
+Source of the rules and texts: vLLM 0.32 `entrypoints/openai/{chat_completion,completion}/protocol.py`,
+`entrypoints/serve/engine/serving.py`, `renderers/params.py`.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from anbar.adapters.http.message import Request
+from anbar.apps.emulator.answers import AnswerRules
+from anbar.apps.emulator.errors import ApiError, Json, refused
+from anbar.apps.emulator.fields import check_fields, check_sampling, typed
+from anbar.apps.emulator.prompts import chat_prompt, completion_prompts, too_long
+from anbar.apps.emulator.text import ModelText
+from anbar.apps.emulator.transfer_params import TransferParams, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the engine serves, by the names that clients use."""
+
+    models: tuple[str, ...]
+    loras: Mapping[str, int]
+    """Adapters and their numbers."""
+    force_include_usage: bool = False
+    auto_tools: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a request wants to see beside the text."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echo: bool
+    token_ids: bool
+    prompt_text: bool
+    """Of a chat (`return_prompt_text`)."""
+    logprobs: int | None
+    """Alternatives per token of the answer; None: no log-probabilities."""
+    prompt_logprobs: int | None
+    tokens_as_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """A valid generation request."""
+
+    chat: bool
+    id: str
+    model: str
+    lora: str | None
+    salt: str | None
+    session: str | None
+    prompts: tuple[tuple[int, ...], ...]
+    echoes: tuple[str, ...]
+    """What is repeated before the answer to each prompt: the prompt, or a chat's last message."""
+    n: int
+    rules: AnswerRules
+    """`max_tokens` is at most what the context leaves for the longest prompt, and at least 1."""
+    max_tokens: int | None
+    """As the request has it."""
+    seed: int | None
+    role: str
+    shown: Shown
+    transfer: TransferParams
+
+    @property
+    def echo_only(self) -> bool:
+        """The prompt is all that is shown; vLLM generates one token all the same."""
+        return self.shown.echo and self.max_tokens == 0
+
+    @property
+    def reads_cache(self) -> bool:
+        """False: the prefix cache is not looked up, since the prompt's log-probabilities must be computed."""
+        return self.shown.prompt_logprobs is None
+
+
+def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText, served: Served) -> Generate:
+    """Validate in vLLM's order: fields, model, prompt, length, sampling; ApiError for what it refuses."""
+    body = typed(body, chat=chat)
+    check_fields(body, chat=chat)
+    wanted, wanted_name = _wanted_tokens(body, chat=chat)
+    model = served_model(body, served)
+    role = "assistant" if body.get("add_generation_prompt", True) else _last_role(body)
+    if chat:
+        _check_tools(body, served)
+        prompts: tuple[tuple[int, ...], ...] = (chat_prompt(body, text),)
+        echoes: tuple[str, ...] = (_last_content(body, role),)
+    else:
+        echoes, prompts = completion_prompts(body, text)
+    longest = max(map(len, prompts))
+    _check_length(longest, wanted, wanted_name, text.max_model_len)
+    check_sampling(body, chat=chat)
+    left = text.max_model_len - longest
+    max_tokens = left if wanted is None else min(wanted, left)
+    if max_tokens < 1 and not body.get("echo"):
+        raise refused(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    lora = model if model in served.loras else None
+    return Generate(
+        chat=chat,
+        id=request_id(request, body, "chatcmpl" if chat else "cmpl"),
+        model=model if lora else served.models[0],
+        lora=lora,
+        salt=cast(str | None, body.get("cache_salt")),
+        session=cast(str | None, body.get("session_id")),
+        prompts=prompts,
+        echoes=echoes if body.get("echo") else ("",) * len(prompts),
+        n=cast(int, body.get("n") or 1),
+        rules=_rules(body, max(1, max_tokens)),
+        max_tokens=wanted,
+        seed=cast(int | None, body.get("seed")),
+        role=role,
+        shown=_shown(body, chat=chat, force_usage=served.force_include_usage),
+        transfer=parse(cast(Json | None, body.get("kv_transfer_params"))),
+    )
+
+
+def served_model(body: Json, served: Served) -> str:
+    """The model that a request names, or the first one; ApiError when it is not served."""
+    model = cast(str, body.get("model") or served.models[0])
+    if model in served.models or model in served.loras:
+        return model
+    message = f"The model `{model}` does not exist. Valid aliases: {', '.join(served.models)}."
+    raise ApiError(message, status=404, kind="NotFoundError", param="model")
+
+
+def request_id(request: Request, body: Json, prefix: str) -> str:
+    """The answer's id: the client's, or a new one, behind the API's prefix."""
+    given = request.header(b"x-request-id")
+    name = given.decode("latin-1") if given else cast(str | None, body.get("request_id"))
+    return f"{prefix}-{name or uuid.uuid4().hex}"
+
+
+def _rules(body: Json, max_tokens: int) -> AnswerRules:
+    stop = body.get("stop") or []
+    return AnswerRules(
+        max_tokens=max_tokens,
+        min_tokens=cast(int, body.get("min_tokens") or 0),
+        ignore_eos=bool(body.get("ignore_eos")),
+        stop=(stop,) if isinstance(stop, str) else tuple(cast(Sequence[str], stop)),
+        include_stop=bool(body.get("include_stop_str_in_output")),
+        stop_tokens=frozenset(cast(Sequence[int], body.get("stop_token_ids") or ())),
+    )
+
+
+def _shown(body: Json, *, chat: bool, force_usage: bool) -> Shown:
+    options = cast(Json, body.get("stream_options") or {})
+    usage = force_usage or bool(options.get("include_usage"))
+    top = cast(int | None, body.get("top_logprobs" if chat else "logprobs"))
+    logprobs = (top or 0) if chat and body.get("logprobs") else None if chat else top
+    of_prompt = cast(int | None, body.get("prompt_logprobs"))
+    if of_prompt is None and body.get("echo"):
+        of_prompt = top
+    return Shown(
+        stream=bool(body.get("stream")),
+        include_usage=usage,
+        continuous_usage=force_usage or (usage and bool(options.get("continuous_usage_stats"))),
+        echo=bool(body.get("echo")),
+        token_ids=bool(body.get("return_token_ids")),
+        prompt_text=bool(body.get("return_prompt_text")),
+        logprobs=logprobs,
+        prompt_logprobs=of_prompt,
+        tokens_as_ids=bool(body.get("return_tokens_as_token_ids")),
+    )
+
+
+def _last_role(body: Json) -> str:
+    messages = cast(Sequence[Json], body.get("messages") or [{}])
+    return str(messages[-1].get("role", "assistant"))
+
+
+def _last_content(body: Json, role: str) -> str:
+    """What a chat's echo repeats: the last message, when it is of the answer's role."""
+    last = cast(Sequence[Json], body["messages"])[-1:]
+    content = last[0].get("content") if last and last[0].get("role") == role else ""
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")
+
+
+def _check_tools(body: Json, served: Served) -> None:
+    if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not served.auto_tools:
+        raise ApiError(
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        )
+
+
+def _wanted_tokens(body: Json, *, chat: bool) -> tuple[int | None, str]:
+    """The limit that the request sets on its answer, and the field that sets it."""
+    if chat and body.get("max_completion_tokens") is not None:
+        return cast(int, body["max_completion_tokens"]), "max_completion_tokens"
+    given = cast(int | None, body.get("max_tokens"))
+    return 16 if given is None and not chat else given, "max_tokens"
+
+
+def _check_length(longest: int, wanted: int | None, wanted_name: str, max_model_len: int) -> None:
+    if wanted is not None and wanted > max_model_len:
+        text = f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}."
+        raise refused(f"{text} Please request fewer output tokens.", wanted_name, wanted)
+    if longest > max_model_len:
+        raise too_long(max_model_len)
+    if longest == max_model_len:
+        raise ApiError(
+            f"The decoder prompt (length {longest}) plus the number of requested output tokens (at least 1) "
+            f"is longer than the maximum model length of {max_model_len}."
+        )

@@ -1,0 +1,227 @@
+"""Generation: from a valid request to its answer, whole or streamed."""
+
+import time
+from collections.abc import Sequence
+
+from anbar.adapters.vllm.block_hash import Identity
+from anbar.apps.emulator import shapes
+from anbar.apps.emulator.answers import Answer, Finish, Token
+from anbar.apps.emulator.body import dump
+from anbar.apps.emulator.errors import Json
+from anbar.apps.emulator.generate_request import Generate
+from anbar.apps.emulator.logprobs import Logprobs
+from anbar.apps.emulator.records import Ending, Seen
+from anbar.apps.emulator.sequence import SequencePlan, SequenceRun
+from anbar.apps.emulator.shapes import Finished, Piece, Usage
+from anbar.apps.emulator.sink import FaultStruck, Sink
+from anbar.apps.emulator.state import EngineState
+
+
+class _Choice:
+    """One choice of the answer while it grows."""
+
+    __slots__ = ("answer", "finish", "index", "logprobs", "num_tokens", "run", "stop_reason", "texts")
+
+    def __init__(self, index: int, answer: Answer) -> None:
+        self.index = index
+        self.answer = answer
+        self.run: SequenceRun
+        self.num_tokens = 0
+        self.texts: list[str] = []
+        self.logprobs: Logprobs | None = None
+        """None: not wanted."""
+        self.finish: Finish | None = None
+        self.stop_reason: str | int | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return self.answer.ids[: self.num_tokens]
+
+
+class Generation:
+    """One request while it runs. Exactly one of these ends it: the last token, `abandon`, or a fault."""
+
+    def __init__(self, state: EngineState, request: Generate, sink: Sink, seen: Seen) -> None:
+        self._state = state
+        self._request = request
+        self._sink = sink
+        self._seen = seen
+        self._created = int(time.time())
+        self._cached: int | None = None
+        self._has_begun = False
+        self._num_open = 0
+        self._choices: list[_Choice] = []
+
+    def start(self) -> None:
+        """Give the engine its sequences."""
+        request, state = self._request, self._state
+        if request.shown.stream:
+            self._sink.start_stream()
+        self._choices = [self._choice(index) for index in range(len(request.prompts) * request.n)]
+        self._num_open = len(self._choices)
+        for choice in self._choices:
+            state.submit(choice.run)
+
+    def abandon(self) -> None:
+        """The client is gone."""
+        self._seen.end(Ending.CANCELLED)
+        self._withdraw()
+
+    def _choice(self, index: int) -> _Choice:
+        request, state = self._request, self._state
+        prompt = request.prompts[index // request.n]
+        answer = state.write_answer(prompt, request.seed, index % request.n, request.rules)
+        choice = _Choice(index, answer)
+        shown = request.shown
+        if shown.logprobs is not None:
+            context = () if shown.echo and not request.chat else prompt
+            choice.logprobs = Logprobs(state.text, context, shown.logprobs, as_ids=shown.tokens_as_ids)
+        plan = SequencePlan(
+            request.id,
+            prompt,
+            answer,
+            Identity(request.lora, request.salt),
+            request.session,
+            request.reads_cache,
+            request.transfer,
+        )
+        choice.run = state.sequence(
+            plan,
+            lambda number, finished: self._advance(choice, number, finished),
+            lambda: self._aborted(choice),
+        )
+        return choice
+
+    def _advance(self, choice: _Choice, number: int, finished: bool) -> None:
+        """The engine generated tokens of a choice."""
+        if self._cached is None or not self._request.shown.stream:
+            self._cached = self._seen.num_cached_tokens = choice.run.request.num_cached_tokens
+        self._seen.num_generated += number
+        try:
+            for _ in range(number):
+                self._take(choice, choice.answer.token(choice.num_tokens))
+            if finished:
+                self._close(choice)
+        except FaultStruck:
+            self._seen.end(Ending.FAULT)
+            self._withdraw()
+
+    def _aborted(self, choice: _Choice) -> None:
+        """The engine gave the request up: it went to sleep."""
+        try:
+            self._take(choice, Token(0, "", Finish.ABORT), generated=False)
+            self._close(choice)
+        except FaultStruck:
+            self._seen.end(Ending.FAULT)
+
+    def _take(self, choice: _Choice, token: Token, *, generated: bool = True) -> None:
+        choice.num_tokens += generated
+        choice.finish, choice.stop_reason = token.finish, token.stop_reason
+        if not self._request.shown.stream:
+            choice.texts.append(token.text)
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._open()
+        self._send(choice, token, [token.id] if generated else [])
+
+    def _open(self) -> None:
+        """What comes before the first token: the role of each choice of a chat."""
+        request, created, usage = self._request, self._created, self._continuous_usage(0)
+        if not request.chat:
+            return
+        for choice in self._choices:
+            chunk = shapes.role_chunk(request, created, choice.index, usage, self._prompt_text())
+            self._sink.event(chunk)
+        if request.echoes[0]:
+            for choice in self._choices:
+                self._sink.event(shapes.echo_chunk(request, created, choice.index, usage))
+
+    def _send(self, choice: _Choice, token: Token, ids: list[int]) -> None:
+        request = self._request
+        is_first = choice.num_tokens == 1
+        text = token.text
+        if is_first and not request.chat:
+            echo = shapes.echoed(request, choice.index)
+            text = echo if request.echo_only else echo + text
+        logprobs = None
+        if choice.logprobs is not None and ids:
+            logprobs = self._rendered(choice, choice.logprobs, ids, is_first)
+        token = Token(token.id, text, token.finish, token.stop_reason)
+        piece = Piece(choice.index, token, ids, logprobs, is_first)
+        usage = self._continuous_usage(choice.num_tokens)
+        self._sink.event(shapes.token_chunk(request, self._created, piece, usage))
+
+    def _rendered(self, choice: _Choice, logprobs: Logprobs, ids: Sequence[int], is_first: bool) -> Json:
+        """Log-probabilities of tokens, an echoed prompt's before the first ones."""
+        request = self._request
+        if request.chat:
+            return logprobs.chat(ids)
+        echoes = is_first and request.shown.echo
+        if echoes:
+            prompt = request.prompts[choice.index // request.n]
+            ids = [*prompt, *(() if request.echo_only else ids)]
+        return logprobs.completion(ids, first_is_unknown=echoes)
+
+    def _close(self, choice: _Choice) -> None:
+        """A choice is complete."""
+        self._num_open -= 1
+        self._state.sequence_finished(
+            choice.run, choice.finish or Finish.STOP, self._request.rules.max_tokens
+        )
+        if self._num_open:
+            return
+        most = max(choice.num_tokens for choice in self._choices)
+        self._state.stats.request_finished(self._request.n, most)
+        if self._request.shown.stream:
+            self._end_stream()
+        else:
+            self._answer()
+        self._seen.end(Ending.ANSWERED)
+
+    def _end_stream(self) -> None:
+        request = self._request
+        if request.shown.include_usage:
+            self._sink.event(shapes.usage_chunk(request, self._created, self._usage()))
+        self._sink.done()
+
+    def _answer(self) -> None:
+        finished = [self._finished(choice) for choice in self._choices]
+        text = self._prompt_text()
+        self._sink.whole(200, dump(shapes.whole(self._request, self._created, finished, self._usage(), text)))
+
+    def _prompt_text(self) -> str | None:
+        request = self._request
+        return self._state.text.decode(request.prompts[0]) if request.shown.prompt_text else None
+
+    def _finished(self, choice: _Choice) -> Finished:
+        request = self._request
+        ids = choice.ids
+        prompt = request.prompts[choice.index // request.n]
+        logprobs = None
+        if choice.logprobs is not None:
+            logprobs = self._rendered(choice, choice.logprobs, ids, is_first=True)
+        of_prompt = None
+        if request.shown.prompt_logprobs is not None:
+            number = request.shown.prompt_logprobs
+            of_prompt = Logprobs(self._state.text, (), number).prompt(prompt)
+        text = "" if request.echo_only else "".join(choice.texts)
+        return Finished(text, ids, choice.finish or Finish.STOP, choice.stop_reason, logprobs, of_prompt)
+
+    def _usage(self) -> Usage:
+        prompt = sum(map(len, self._request.prompts))
+        completion = sum(choice.num_tokens for choice in self._choices)
+        shown = self._state.settings.prompt_tokens_details
+        return Usage(prompt, completion, (self._cached or 0) if shown else None)
+
+    def _continuous_usage(self, num_tokens: int) -> Usage | None:
+        if not self._request.shown.continuous_usage:
+            return None
+        return Usage(sum(map(len, self._request.prompts)), num_tokens, None)
+
+    def _withdraw(self) -> None:
+        """Requests that clients left are in none of vLLM's counts of finished ones."""
+        for choice in self._choices:
+            if choice.finish is None:
+                choice.finish = Finish.ABORT
+                self._state.withdraw(choice.run)

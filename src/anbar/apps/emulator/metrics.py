@@ -1,0 +1,117 @@
+"""`GET /metrics` of an engine: vLLM's names, labels and types (`v1/metrics/loggers.py`)."""
+
+from collections.abc import Mapping
+
+from anbar.apps.emulator.histograms import Page
+from anbar.apps.emulator.stats import RequestStats
+from anbar.sim.engine.engine import Engine
+
+CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+
+_TOTALS = {
+    "prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
+    "prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
+    "external_prefix_cache_queries": "External prefix cache queries from KV connector cross-instance cache "
+    "sharing, in terms of number of queried tokens.",
+    "external_prefix_cache_hits": "External prefix cache hits from KV connector cross-instance cache "
+    "sharing, in terms of number of cached tokens.",
+    "mm_cache_queries": "Multi-modal cache queries, in terms of number of queried items.",
+    "mm_cache_hits": "Multi-modal cache hits, in terms of number of cached items.",
+    "num_preemptions": "Cumulative number of preemption from the engine.",
+    "prompt_tokens": "Number of prefill tokens processed.",
+    "prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
+    "generation_tokens": "Number of generation tokens processed.",
+}
+
+
+def render(model: str, engine: Engine, stats: RequestStats, sleep_level: int | None) -> bytes:
+    """The page as the engine serves it; `sleep_level` None: awake."""
+    page = Page({"engine": "0", "model_name": model})
+    _gauges(page, engine, sleep_level)
+    _totals(page, engine)
+    _by_source(page, engine, stats)
+    name = "vllm:admission_rejections_total"
+    page.family(name, "counter", "Number of admission attempts rejected by a queue limit, by reason.")
+    for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        page.bare(name, 0, {"model_name": model, "reason": reason})
+    for histogram in stats.histograms():
+        page.histogram(histogram)
+    _cache_config(page, engine)
+    return page.render()
+
+
+def _gauges(page: Page, engine: Engine, sleep_level: int | None) -> None:
+    page.family("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
+    page.sample("vllm:num_requests_running", engine.num_running)
+    page.family("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
+    page.sample("vllm:num_requests_waiting", engine.num_waiting)
+    name = "vllm:num_requests_waiting_by_reason"
+    page.family(name, "gauge", "Number of waiting requests by reason.")
+    page.sample(name, engine.num_waiting, {"reason": "capacity"})
+    page.sample(name, 0, {"reason": "deferred"})
+    name = "vllm:engine_sleep_state"
+    page.family(name, "gauge", "Engine sleep state; awake = 1 means engine is awake.")
+    page.sample(name, sleep_level is None, {"sleep_state": "awake"})
+    page.sample(name, sleep_level == 1, {"sleep_state": "weights_offloaded"})
+    page.sample(name, sleep_level == 2, {"sleep_state": "discard_all"})
+    page.family("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.")
+    page.sample("vllm:kv_cache_usage_perc", engine.usage)
+
+
+def _totals(page: Page, engine: Engine) -> None:
+    counters = engine.counters
+    values = {
+        "prefix_cache_queries": counters.num_prefix_queries,
+        "prefix_cache_hits": counters.num_prefix_hits,
+        "external_prefix_cache_queries": counters.num_external_queries,
+        "external_prefix_cache_hits": counters.num_external_hits,
+        "num_preemptions": counters.num_preemptions,
+        "prompt_tokens": counters.num_prompt,
+        "prompt_tokens_cached": counters.num_prompt_device_hit + counters.num_prompt_external_hit,
+        "generation_tokens": counters.num_generated,
+    }
+    for name, text in _TOTALS.items():
+        page.family(f"vllm:{name}_total", "counter", text)
+        page.sample(f"vllm:{name}_total", values.get(name, 0))
+
+
+def _by_source(page: Page, engine: Engine, stats: RequestStats) -> None:
+    counters = engine.counters
+    by_source = {
+        "local_compute": counters.num_prompt_computed,
+        "local_cache_hit": counters.num_prompt_device_hit,
+        "external_kv_transfer": counters.num_prompt_external_hit,
+    }
+    by_tier = {
+        "device": counters.num_prefix_hits,
+        "host": counters.num_external_hits,
+        "p2p": 0,
+        "disk": 0,
+        "external_unspecified": 0,
+    }
+    families: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (
+        ("prompt_tokens_by_source", "source", "Number of prompt tokens by source.", by_source),
+        ("prompt_tokens_cached_by_source", "source", "Number of cached prompt tokens by source.", by_tier),
+        ("request_success", "finished_reason", "Count of successfully processed requests.", stats.finished),
+    )
+    for name, label, text, values in families:
+        page.family(f"vllm:{name}_total", "counter", text)
+        for key, value in values.items():
+            page.sample(f"vllm:{name}_total", value, {label: key})
+
+
+def _cache_config(page: Page, engine: Engine) -> None:
+    shape = engine.shape
+    name = "vllm:cache_config_info"
+    page.family(name, "gauge", "Information of the LLMEngine CacheConfig")
+    labels = {
+        "block_size": str(shape.block_size),
+        "cache_dtype": "auto",
+        "enable_prefix_caching": str(shape.prefix_caching),
+        "engine": "0",
+        "gpu_memory_utilization": "0.92",
+        "num_gpu_blocks": str(shape.num_blocks),
+        "num_gpu_blocks_override": str(shape.num_blocks),
+        "prefix_caching_hash_algo": "sha256",
+    }
+    page.bare(name, 1, labels)

@@ -1,0 +1,145 @@
+"""The small pages around generation: models, health, version, load, metrics, cache, sleep."""
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+from anbar.adapters.http.message import Answer, Request
+from anbar.apps.emulator import metrics
+from anbar.apps.emulator.body import dump
+from anbar.apps.emulator.errors import ApiError, Json, invalid
+from anbar.apps.emulator.shapes import VERSION
+from anbar.apps.emulator.state import EngineState
+
+
+def answer(page: object) -> Answer:
+    """A page of JSON."""
+    return Answer(200, dump(page))
+
+
+EMPTY = Answer(200, b"", ())
+
+
+class Pages:
+    """Reads and small changes of one engine's state."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+
+    def health(self, _: Request) -> Answer:
+        """200, or 503 when the engine core is dead; empty either way."""
+        return EMPTY if self._state.healthy else Answer(503, b"", ())
+
+    def version(self, _: Request) -> Answer:
+        return answer({"version": VERSION})
+
+    def load(self, _: Request) -> Answer:
+        """Requests being served; always 0 without `--enable-server-load-tracking`."""
+        state = self._state
+        return answer({"server_load": state.records.num_open if state.settings.track_load else 0})
+
+    def metrics(self, _: Request) -> Answer:
+        """What Prometheus reads."""
+        state = self._state
+        life = state.life
+        page = metrics.render(state.settings.served_names[0], life.engine, life.stats, life.sleep_level)
+        return Answer(200, page, ((b"content-type", metrics.CONTENT_TYPE),))
+
+    def models(self, _: Request) -> Answer:
+        """The base model under its names, then adapters."""
+        state, settings = self._state, self._state.settings
+        root, length = settings.root or str(settings.model_dir), settings.shape.max_model_len
+        cards = [self._card(name, None, root, length) for name in settings.served_names]
+        base = settings.served_names[0]
+        cards += [self._card(name, base, adapter.path, None) for name, adapter in state.adapters.items()]
+        return answer({"object": "list", "data": cards})
+
+    def event_sources(self, _: Request) -> Answer:
+        """Where the KV events are, by data-parallel rank."""
+        events = self._state.settings.events
+        if events is None:
+            return answer({})
+        source = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events.endpoint,
+            "replay_endpoint": events.replay_endpoint or None,
+            "buffer_steps": events.buffer_steps,
+            "hwm": events.hwm,
+            "max_queue_size": 100_000,
+            "topic": events.topic,
+        }
+        return answer({"0": source})
+
+    def reset_prefix_cache(self, request: Request) -> Answer:
+        """Drop the device cache; `success` is false while requests hold blocks."""
+        _flag(_query(request), "reset_external")
+        if _flag(_query(request), "reset_running_requests"):
+            self._state.life.loop.abort_all()
+        return answer({"success": self._state.life.loop.clear_cache()})
+
+    def sleep(self, request: Request) -> Answer:
+        """Requests that run are given up; new ones wait."""
+        query = _query(request)
+        level = _choice(query, "level", ("0", "1", "2"), "1")
+        _choice(query, "mode", ("abort", "wait", "keep"), "abort")
+        self._state.sleep(int(level))
+        return answer({"status": "sleeping", "level": int(level)})
+
+    def wake_up(self, request: Request) -> Answer:
+        """Go on; parts of the memory named by `tags` come back with the rest."""
+        self._state.wake()
+        tags = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("tags")
+        return answer({"status": "awake", "tags": tags})
+
+    def is_sleeping(self, _: Request) -> Answer:
+        return answer({"is_sleeping": self._state.life.sleep_level is not None})
+
+    def _card(self, name: str, parent: str | None, root: str, length: int | None) -> Json:
+        created = self._state.started_s
+        permission = {
+            "id": f"modelperm-{name}",
+            "object": "model_permission",
+            "created": created,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": root,
+            "parent": parent,
+            "max_model_len": length,
+            "permission": [permission],
+        }
+
+
+def _query(request: Request) -> Mapping[str, str]:
+    parsed = parse_qs(request.target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True)
+    return {name: values[-1] for name, values in parsed.items()}
+
+
+def _choice(query: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = query.get(name, default)
+    if value not in allowed:
+        raise _bad_query(name, f"Input should be {', '.join(allowed)}")
+    return value
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "false").lower()
+    if value not in ("true", "false", "1", "0"):
+        raise _bad_query(name, "Input should be a valid boolean")
+    return value in ("true", "1")
+
+
+def _bad_query(name: str, text: str) -> ApiError:
+    return invalid(f"{{'type': 'query', 'loc': 'query.{name}', 'msg': '{text}'}}", f"query.{name}")

@@ -1,0 +1,95 @@
+"""One run of tokens in the engine model: a prompt, the answer to it, and who hears of each token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from anbar.adapters.vllm.block_hash import PLAIN, Identity, extend
+from anbar.apps.emulator.answers import Answer
+from anbar.apps.emulator.transfer_params import NOTHING, TransferParams
+from anbar.core.ids import RequestId
+from anbar.sim.engine.request import EngineRequest
+
+
+class TokenKeys:
+    """Block keys of real tokens: vLLM's own hashes, computed as they are asked for."""
+
+    __slots__ = ("_answer", "_hashes", "_prompt", "block_size", "identity", "lora_id", "session")
+
+    def __init__(
+        self, prompt: Sequence[int], answer: Answer | None, block_size: int, identity: Identity = PLAIN
+    ) -> None:
+        self._prompt = prompt
+        self._answer = answer
+        self._hashes: list[bytes] = []
+        self.block_size = block_size
+        self.identity = identity
+        self.lora_id: int | None = None
+        """vLLM's number of the adapter in `identity`."""
+        self.session: str | None = None
+        """The request's `session_id`, which events repeat."""
+
+    def first(self, num_blocks: int) -> Sequence[bytes]:
+        """The hashes of the first `num_blocks` full blocks, which may reach into the answer."""
+        if len(self._hashes) < num_blocks:
+            end = num_blocks * self.block_size
+            extend(self._hashes, self._tokens(end), self.block_size, num_blocks, self.identity)
+        return self._hashes if len(self._hashes) == num_blocks else self._hashes[:num_blocks]
+
+    def tokens(self, first_block: int, num_blocks: int) -> list[int]:
+        """The tokens of full blocks, as events show them."""
+        start, end = first_block * self.block_size, (first_block + num_blocks) * self.block_size
+        return list(self._tokens(end)[start:end])
+
+    def _tokens(self, end: int) -> Sequence[int]:
+        missing = end - len(self._prompt)
+        if missing <= 0 or self._answer is None:
+            return self._prompt
+        return [*self._prompt, *self._answer.first(missing)]
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """A sequence that is to run."""
+
+    name: str
+    """The request's id; the engine's own adds a number, since clients may repeat theirs."""
+    prompt: Sequence[int]
+    answer: Answer
+    identity: Identity = PLAIN
+    session: str | None = None
+    reads_cache: bool = True
+    transfer: TransferParams = NOTHING
+
+
+@dataclass(slots=True)
+class Times:
+    """When a sequence passed its stations, in seconds of the model's clock; negative: not yet."""
+
+    arrived_s: float
+    scheduled_s: float = -1.0
+    first_token_s: float = -1.0
+    last_token_s: float = -1.0
+
+
+class SequenceRun:
+    """A sequence while the engine has it. `on_tokens(number, finished)` is called at the end of each step
+    that generated some; `on_abort()` when the engine itself gave it up."""
+
+    __slots__ = ("keys", "on_abort", "on_tokens", "request", "times")
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        keys: TokenKeys,
+        on_tokens: Callable[[int, bool], None],
+        on_abort: Callable[[], None],
+    ) -> None:
+        self.request = request
+        self.keys = keys
+        self.on_tokens = on_tokens
+        self.on_abort = on_abort
+        self.times = Times(request.arrival_s)
+
+    @property
+    def id(self) -> RequestId:
+        return self.request.id

@@ -1,0 +1,247 @@
+"""The engine's endpoints: which request is for whom, what it must carry, and how its end is noted."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from anbar.adapters.http.message import Answer, Header, Request
+from anbar.adapters.http.server import Exchange
+from anbar.apps.emulator.adapter_pages import AdapterPages
+from anbar.apps.emulator.admin import Admin
+from anbar.apps.emulator.body import parse_json
+from anbar.apps.emulator.embedding import Embedding, parse_embed
+from anbar.apps.emulator.errors import ApiError, FrameworkError, Unauthorized, failed
+from anbar.apps.emulator.generate_request import Served, parse_generate
+from anbar.apps.emulator.generation import Generation
+from anbar.apps.emulator.pages import Pages
+from anbar.apps.emulator.playing import Playing
+from anbar.apps.emulator.records import Ending, Seen
+from anbar.apps.emulator.settings import Runner
+from anbar.apps.emulator.sink import FaultStruck, FaultySink, Sink
+from anbar.apps.emulator.state import EngineState
+from anbar.apps.emulator.token_pages import TokenPages
+
+Page = Callable[[Request], Answer]
+
+logger = logging.getLogger(__name__)
+
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+"""What an API key is needed for (vLLM's `AuthenticationMiddleware`)."""
+
+_LONG_BODY_BYTES = 16 * 1024
+"""From here on tokenizing takes milliseconds, and is done on a thread, beside the event loop."""
+
+
+class Work(Protocol):
+    """A request in the engine."""
+
+    def start(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+Begin = Callable[[], Work]
+Parse = Callable[[Request, Served, Sink, Seen], Begin]
+"""Validates a request, on a thread when it is long; what it returns makes the work, on the event loop."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One request and where its answer goes."""
+
+    path: str
+    sink: Sink
+    parse: Parse | None = None
+    """For requests that the engine must work for; None: a small page."""
+    seen: Seen | None = None
+
+    def end(self, ending: Ending) -> None:
+        if self.seen is not None:
+            self.seen.end(ending)
+
+
+class Service:
+    """Answers requests for one engine. `die_for(seconds)` ends the engine's life, for ever if negative."""
+
+    def __init__(self, state: EngineState, die_for: Callable[[float], None]) -> None:
+        self._state = state
+        self._tasks: set[asyncio.Task[None]] = set()
+        pages, tokens = Pages(state), TokenPages(state)
+        admin = Admin(state, die_for)
+        self._work: dict[str, Parse] = {"/v1/embeddings": self._embed}
+        if state.settings.runner is Runner.GENERATE:
+            self._work = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
+        self._pages: dict[bytes, dict[str, Page]] = {
+            b"GET": {
+                "/health": pages.health,
+                "/ping": pages.health,
+                "/version": pages.version,
+                "/load": pages.load,
+                "/metrics": pages.metrics,
+                "/v1/models": pages.models,
+                "/kv_event_sources": pages.event_sources,
+                "/emulator": admin.describe,
+                "/emulator/requests": admin.requests,
+            },
+            b"POST": {
+                "/ping": pages.health,
+                "/tokenize": tokens.tokenize,
+                "/detokenize": tokens.detokenize,
+                **admin.posts(),
+            },
+        }
+        self._add_optional(pages)
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one request, whatever it is."""
+        request, state = exchange.request, self._state
+        path = request.path.decode("latin-1")
+        extra = self._extra(request)
+        if path.startswith("/emulator"):
+            self._serve(_Call(path, Sink(exchange, extra)))
+            return
+        parse = self._work.get(path) if request.method == b"POST" else None
+        seen = None
+        if parse is not None:
+            seen = state.records.open(request)
+            exchange.on_gone = partial(seen.end, Ending.CANCELLED)
+        else:
+            state.records.others[path] += 1
+        fault = state.faults.take(generating=parse is not None)
+        if fault is None:
+            self._serve(_Call(path, Sink(exchange, extra), parse, seen))
+            return
+        sink = FaultySink(exchange, extra, fault, state.faults)
+        call = _Call(path, sink, parse, seen)
+        self._guard(call, lambda call: sink.begin(partial(self._serve, call)))
+
+    async def stop(self) -> None:
+        """Give up what is being read."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _add_optional(self, pages: Pages) -> None:
+        """Pages that vLLM has only where its environment asks for them."""
+        settings, post = self._state.settings, self._pages[b"POST"]
+        if settings.dev_mode:
+            self._pages[b"GET"]["/is_sleeping"] = pages.is_sleeping
+            post["/reset_prefix_cache"] = pages.reset_prefix_cache
+            post["/sleep"], post["/wake_up"] = pages.sleep, pages.wake_up
+        if settings.runtime_loras:
+            adapters = AdapterPages(self._state)
+            post["/v1/load_lora_adapter"] = adapters.load
+            post["/v1/unload_lora_adapter"] = adapters.unload
+
+    def _serve(self, call: _Call) -> None:
+        if not call.sink.exchange.over:
+            self._guard(call, self._small if call.parse is None else self._heavy)
+
+    def _guard(self, call: _Call, act: Callable[[_Call], None]) -> None:
+        """The supervisor of a request."""
+        try:
+            try:
+                act(call)
+            except ApiError as error:
+                call.sink.refuse(error)
+                call.end(Ending.REFUSED)
+            except FaultStruck:
+                raise
+            except Exception as error:  # noqa: BLE001 - the supervisor of requests, counted
+                self._state.num_defects += 1
+                logger.error("%s failed: %s", call.path, type(error).__name__)
+                call.sink.refuse(failed())
+                call.end(Ending.REFUSED)
+        except FaultStruck:
+            call.end(Ending.FAULT)
+
+    def _small(self, call: _Call) -> None:
+        """Everything that is answered at once."""
+        request = call.sink.exchange.request
+        self._authenticate(request, call.path)
+        page = self._pages.get(request.method, {}).get(call.path)
+        if page is None:
+            known = call.path in self._work or any(call.path in pages for pages in self._pages.values())
+            raise FrameworkError("Method Not Allowed", status=405) if known else _not_found()
+        answer = page(request)
+        call.sink.whole(answer.status, answer.body, answer.headers)
+
+    def _heavy(self, call: _Call) -> None:
+        """Read the request and let the engine work."""
+        exchange, parse, seen = call.sink.exchange, call.parse, call.seen
+        assert parse is not None, "a page is answered elsewhere"
+        assert seen is not None, "and not recorded"
+        request = exchange.request
+        self._authenticate(request, call.path)
+        scripts = self._state.faults.scripts
+        if scripts:
+            script = scripts.popleft()
+            _start(lambda: Playing(script, call.sink, seen), exchange)
+            return
+        read = partial(parse, request, self._state.served, call.sink, seen)
+        if len(request.body) < _LONG_BODY_BYTES:
+            _start(read(), exchange)
+            return
+        task = asyncio.get_running_loop().create_task(self._read_long(call, read))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_long(self, call: _Call, read: Callable[[], Begin]) -> None:
+        outcome: Begin | Exception
+        try:
+            outcome = await asyncio.to_thread(read)
+        except Exception as error:  # noqa: BLE001 - raised again under the request's supervisor
+            outcome = error
+        if call.sink.exchange.over:
+            return
+
+        def begin(call: _Call) -> None:
+            if isinstance(outcome, Exception):
+                raise outcome
+            _start(outcome, call.sink.exchange)
+
+        self._guard(call, begin)
+
+    def _chat(self, request: Request, served: Served, sink: Sink, seen: Seen) -> Begin:
+        parsed = parse_generate(request, parse_json(request), chat=True, text=self._state.text, served=served)
+        return lambda: Generation(self._state, parsed, sink, seen)
+
+    def _complete(self, request: Request, served: Served, sink: Sink, seen: Seen) -> Begin:
+        parsed = parse_generate(
+            request, parse_json(request), chat=False, text=self._state.text, served=served
+        )
+        return lambda: Generation(self._state, parsed, sink, seen)
+
+    def _embed(self, request: Request, served: Served, sink: Sink, seen: Seen) -> Begin:
+        size = self._state.settings.embedding_size
+        parsed = parse_embed(request, parse_json(request), text=self._state.text, served=served, size=size)
+        return lambda: Embedding(self._state, parsed, sink, seen)
+
+    def _authenticate(self, request: Request, path: str) -> None:
+        keys = self._state.settings.api_keys
+        if not keys or not path.startswith(_GUARDED):
+            return
+        scheme, _, given = (request.header(b"authorization") or b"").partition(b" ")
+        if scheme.lower() != b"bearer" or given.decode("latin-1") not in keys:
+            raise Unauthorized("Unauthorized", status=401)
+
+    def _extra(self, request: Request) -> Sequence[Header]:
+        """Headers of whatever is answered."""
+        if not self._state.settings.request_id_headers:
+            return ()
+        return ((b"x-request-id", request.header(b"x-request-id") or uuid.uuid4().hex.encode()),)
+
+
+def _start(begin: Begin, exchange: Exchange) -> None:
+    work = begin()
+    exchange.on_gone = work.abandon
+    work.start()
+
+
+def _not_found() -> ApiError:
+    return FrameworkError("Not Found", status=404)

@@ -1,0 +1,225 @@
+"""One emulated engine without its sockets; what a process would lose with its life is in `Life`."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from anbar.apps.emulator.answers import Answer, AnswerRules, Finish, Writer
+from anbar.apps.emulator.faults import FaultBox
+from anbar.apps.emulator.generate_request import Served
+from anbar.apps.emulator.kv import WireEvents
+from anbar.apps.emulator.loop import EngineLoop
+from anbar.apps.emulator.pacing import LivePace, ModelClock
+from anbar.apps.emulator.records import Records
+from anbar.apps.emulator.sequence import SequencePlan, SequenceRun, TokenKeys
+from anbar.apps.emulator.settings import EngineSettings
+from anbar.apps.emulator.spoiled_events import EventFaults, SpoilingPublisher
+from anbar.apps.emulator.stats import RequestStats
+from anbar.apps.emulator.text import load_text
+from anbar.core.ids import RequestId
+from anbar.sim.engine.engine import Engine, Tiers
+from anbar.sim.engine.events import EngineEvent
+from anbar.sim.engine.pace import StepCost
+from anbar.sim.engine.request import EngineRequest
+from anbar.sim.engine.step import StepResult
+
+
+@dataclass(slots=True)
+class Adapter:
+    """A LoRA adapter that is loaded."""
+
+    id: int
+    path: str
+
+
+@dataclass(slots=True)
+class Life:
+    """An engine process from its start to its end: a cold cache, counters at zero, events from sequence 0."""
+
+    engine: Engine
+    loop: EngineLoop
+    stats: RequestStats
+    publisher: SpoilingPublisher | None
+    sleep_level: int | None = None
+    """None: awake."""
+    coming: dict[RequestId, asyncio.TimerHandle] = field(default_factory=dict)
+    """Sequences that are still in front of the engine."""
+
+
+class EngineState:
+    """What outlives a restart, and the life that it is in. Made and used on one event loop."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.text = load_text(settings.model_dir, settings.shape.max_model_len)
+        self.pace = LivePace(settings.cost)
+        self.event_faults = EventFaults()
+        self.records = Records()
+        self.faults = FaultBox()
+        self.answer: str | None = None
+        """A fixed text that every request gets as its answer; None draws one from the prompt."""
+        self.healthy = True
+        """False: /health answers 503, as when the engine core died under a living API server."""
+        self.num_defects = 0
+        """Requests that failed by the emulator's own fault."""
+        self.adapters: dict[str, Adapter] = {}
+        self.started_s = int(time.time())
+        int_hashes = settings.events is None or settings.events.int_hashes
+        self._wire = WireEvents(settings.store_owner, int_hashes=int_hashes)
+        self._writer = Writer(self.text, settings.seed)
+        self._numbers = itertools.count()
+        self._adapter_numbers = itertools.count(1)
+        self._life: Life | None = None
+        self._load_configured()
+
+    # Its life
+
+    @property
+    def life(self) -> Life:
+        """The present one; only while it lives."""
+        assert self._life is not None, "the engine has not been started"
+        return self._life
+
+    @property
+    def stats(self) -> RequestStats:
+        return self.life.stats
+
+    @property
+    def publisher(self) -> SpoilingPublisher | None:
+        """Of the KV events; None when it publishes none."""
+        return self.life.publisher
+
+    async def begin_life(self) -> None:
+        """Start cold. WireError when the events' addresses cannot be used."""
+        settings = self.settings
+        publisher = None
+        if settings.events is not None:
+            publisher = SpoilingPublisher(settings.events, self.event_faults)
+            await publisher.start()
+        # The pace stands for the cost that it has at the moment.
+        engine = Engine(settings.shape, cast(StepCost, self.pace), Tiers(settings.host_tier, settings.shared))
+        clock = ModelClock(asyncio.get_running_loop(), settings.speed)
+        stats = RequestStats(settings.shape.max_model_len, settings.speed)
+        self._life = Life(engine, EngineLoop(engine, clock, self), stats, publisher)
+        self._load_configured()
+        self.started_s = int(time.time())
+
+    async def end_life(self) -> None:
+        """Everything stops at once, as when the process is killed. Idempotent."""
+        life = self._life
+        if life is None:
+            return
+        life.loop.stop()
+        for handle in life.coming.values():
+            handle.cancel()
+        life.coming.clear()
+        self.faults.forget_hung()
+        if life.publisher is not None:
+            await life.publisher.stop()
+
+    # What it serves
+
+    @property
+    def served(self) -> Served:
+        settings = self.settings
+        loras = {name: adapter.id for name, adapter in self.adapters.items()}
+        return Served(settings.served_names, loras, settings.force_include_usage, settings.auto_tools)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """A new adapter, or the same one from another path."""
+        known = self.adapters.get(name)
+        self.adapters[name] = Adapter(known.id if known else next(self._adapter_numbers), path)
+
+    def _load_configured(self) -> None:
+        self.adapters.clear()
+        for name in self.settings.loras:
+            self.load_adapter(name, f"{self.settings.root or self.settings.model_dir}/loras/{name}")
+
+    # Sequences
+
+    def write_answer(
+        self, prompt: Sequence[int], seed: int | None, choice: int, rules: AnswerRules
+    ) -> Answer:
+        """The answer to a prompt, which only has to be waited for."""
+        if self.answer is not None:
+            return Answer(self.text, prompt, self._writer.fixed(self.answer), rules)
+        return Answer(self.text, prompt, self._writer.draw(prompt, seed, choice), rules)
+
+    def sequence(
+        self, plan: SequencePlan, on_tokens: Callable[[int, bool], None], on_abort: Callable[[], None]
+    ) -> SequenceRun:
+        """A sequence of this life, not submitted yet."""
+        keys = TokenKeys(plan.prompt, plan.answer, self.settings.shape.block_size, plan.identity)
+        keys.session = plan.session
+        if plan.identity.lora is not None:
+            keys.lora_id = self.adapters[plan.identity.lora].id
+        request = EngineRequest(
+            RequestId(f"{plan.name}-{next(self._numbers)}"),
+            len(plan.prompt),
+            plan.answer.length,
+            keys,
+            arrival_s=self.life.loop.clock.now_s(),
+            reads_cache=plan.reads_cache,
+            max_load_tokens=plan.transfer.max_load_tokens,
+            max_offload_tokens=plan.transfer.max_offload_tokens,
+            loads_shared=plan.transfer.loads_shared,
+            wish=plan.transfer.wish,
+        )
+        return SequenceRun(request, keys, on_tokens, on_abort)
+
+    def submit(self, run: SequenceRun) -> None:
+        """Let the engine have a sequence, once it is through the front end."""
+        life = self.life
+        front_s = self.pace.cost.front_seconds(run.request.num_prompt_tokens) / self.settings.speed
+        if front_s <= 0:
+            life.loop.submit(run)
+            return
+
+        def enter() -> None:
+            del life.coming[run.id]
+            life.loop.submit(run)
+
+        life.coming[run.id] = asyncio.get_running_loop().call_later(front_s, enter)
+
+    def withdraw(self, run: SequenceRun) -> None:
+        """Its client is gone."""
+        handle = self.life.coming.pop(run.id, None)
+        if handle is not None:
+            handle.cancel()
+        else:
+            self.life.loop.withdraw(run)
+
+    def sequence_finished(self, run: SequenceRun, finish: Finish, max_tokens: int) -> None:
+        """A sequence ended, by itself or not."""
+        self.stats.sequence_finished(run, finish, max_tokens)
+
+    # Sleep
+
+    def sleep(self, level: int) -> None:
+        """Give up all requests and the cache, and start no step until `wake`."""
+        life = self.life
+        life.sleep_level = level
+        life.loop.abort_all()
+        life.loop.clear_cache()
+        life.loop.pause()
+
+    def wake(self) -> None:
+        """Go on."""
+        self.life.sleep_level = None
+        self.life.loop.resume()
+
+    # What the loop says
+
+    def published(self, events: Sequence[EngineEvent]) -> None:
+        publisher = self.publisher
+        if publisher is not None:
+            publisher.publish(self._wire.batch(events), time.time())
+
+    def step_ended(self, result: StepResult) -> None:
+        self.stats.step_ended(result)
+
+    def tokens(self, run: SequenceRun, at_s: float) -> None:
+        self.stats.tokens(run, at_s)

@@ -1,0 +1,101 @@
+"""A model's tokenizer as the emulator uses it: prompts as the router computes them, and text of tokens."""
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from anbar.adapters.vllm.tokens import NotReproducible, Tokenizer, TokenizerOptions, load_tokenizer
+from anbar.apps.emulator.errors import Json
+from anbar.core.errors import ConfigError
+
+
+class ModelText:
+    """One model's tokenizer and chat template."""
+
+    def __init__(
+        self, prompts: Tokenizer, backend: tokenizers.Tokenizer, end_of_turn: int, max_model_len: int
+    ) -> None:
+        self._prompts = prompts
+        self.max_model_len = max_model_len
+        self.backend = backend
+        self.end_of_turn = end_of_turn
+        """The token that ends an answer."""
+        self.vocab_size: int = backend.get_vocab_size()
+
+    def chat(self, body: Json) -> list[int] | NotReproducible:
+        """The prompt of a chat."""
+        return self._prompts.chat(body)
+
+    def completion(self, body: Json) -> list[int] | NotReproducible:
+        """The prompt of a completion of one prompt."""
+        return self._prompts.completion(body)
+
+    def words(self, text: str) -> list[int]:
+        """Tokens of a text in the middle of others."""
+        return list(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """All of the text of `tokens`, special ones included; an incomplete character becomes U+FFFD."""
+        return self.backend.decode(list(tokens), skip_special_tokens=False)
+
+    def pieces(self, tokens: Iterable[int]) -> list[str]:
+        """Tokens as the vocabulary has them."""
+        return [self.backend.id_to_token(token) or "" for token in tokens]
+
+    def stream(self, prompt: Sequence[int]) -> "TextStream":
+        """The text of an answer to `prompt`, token by token."""
+        return TextStream(self.backend, prompt)
+
+
+class TextStream:
+    """Text of a growing answer: a character is held back until its last token, as vLLM does."""
+
+    __slots__ = ("_backend", "_stream")
+
+    def __init__(self, backend: tokenizers.Tokenizer, prompt: Sequence[int]) -> None:
+        self._backend = backend
+        # A few tokens are enough to tell whether the answer begins with a space.
+        self._stream = DecodeStream(ids=list(prompt[-8:]), skip_special_tokens=True)
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; "" while a character is still open."""
+        return self._stream.step(self._backend, token) or ""
+
+
+@functools.lru_cache(maxsize=16)
+def load_text(directory: Path, max_model_len: int) -> ModelText:
+    """The tokenizer in `directory`, one for all engines of a process; ConfigError when there is none."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"--model {directory} has no tokenizer.json: the emulator needs the model's tokenizer"
+        )
+    prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len))
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    return ModelText(prompts, backend, _end_of_turn(directory, backend), max_model_len)
+
+
+def _end_of_turn(directory: Path, backend: tokenizers.Tokenizer) -> int:
+    """What vLLM stops at: the generation config's token, else the tokenizer's."""
+    configured = _json(directory / "generation_config.json").get("eos_token_id")
+    first = configured[0] if isinstance(configured, list) and configured else configured
+    if isinstance(first, int):
+        return first
+    eos = _json(directory / "tokenizer_config.json").get("eos_token")
+    name = eos.get("content") if isinstance(eos, dict) else eos
+    found = backend.token_to_id(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(f"--model {directory}: its configuration names no eos token of its vocabulary")
+    return int(found)
+
+
+def _json(file: Path) -> dict[str, object]:
+    try:
+        data = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,48 @@
+"""/tokenize and /detokenize. Source: vLLM 0.32 `entrypoints/serve/tokenize/`."""
+
+from anbar.adapters.http.message import Answer, Request
+from anbar.apps.emulator.body import parse_json
+from anbar.apps.emulator.errors import Json, invalid
+from anbar.apps.emulator.generate_request import served_model
+from anbar.apps.emulator.pages import answer
+from anbar.apps.emulator.prompts import chat_prompt, completion_prompts
+from anbar.apps.emulator.state import EngineState
+
+
+class TokenPages:
+    """Text and chats to token ids and back."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+
+    def tokenize(self, request: Request) -> Answer:
+        """The ids that a prompt has, or a chat."""
+        body = parse_json(request)
+        served_model(body, self._state.served)
+        tokens = self._tokens(body)
+        strings = self._state.text.pieces(tokens) if body.get("return_token_strs") else None
+        length = self._state.settings.shape.max_model_len
+        return answer(
+            {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": strings}
+        )
+
+    def detokenize(self, request: Request) -> Answer:
+        """The text of ids, special tokens included."""
+        body = parse_json(request)
+        served_model(body, self._state.served)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+            raise invalid("{'type': 'list_type', 'loc': 'body.tokens'}", "body.tokens")
+        return answer({"prompt": self._state.text.decode(tokens)})
+
+    def _tokens(self, body: Json) -> tuple[int, ...]:
+        text = self._state.text
+        if isinstance(body.get("messages"), list):
+            return chat_prompt(body, text)
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise invalid("{'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}", "body.prompt")
+        if not prompt:
+            return ()
+        _, (tokens,) = completion_prompts(body, text)
+        return tokens

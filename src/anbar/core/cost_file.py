@@ -44,8 +44,8 @@ class Residual:
     median_error: float
     worst_error: float
     spread: float
-    """Median distance of equal measurements from their own median: no fit can do better. 0: none was
-    repeated."""
+    """How far equal measurements were apart, the largest from the smallest: no fit can do better than half
+    of it. 0: none was repeated."""
 
 
 @dataclass(frozen=True, slots=True)

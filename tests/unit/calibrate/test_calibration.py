@@ -64,7 +64,7 @@ async def test_noise_shows_as_noise() -> None:
     for tokens in (1, 4, 16, 64, 300, 2000):
         found = result.content.cost.tokens.seconds(tokens)
         assert found == pytest.approx(COST.tokens.seconds(tokens), rel=0.1)
-    assert 0.01 < result.content.measured.residuals[0].spread < 0.1
+    assert 0.05 < result.content.measured.residuals[0].spread < 0.2
     assert all(row.low <= row.high for row in result.coefficients)
     assert any(row.low < row.value < row.high for row in result.coefficients)
 
@@ -93,7 +93,7 @@ async def test_progress() -> None:
     shares = [line.split()[0] for line in seen]
     assert shares == sorted(shares)
     assert seen[0] == "0.00 warming up"
-    assert "round 2 of 2" in seen[-1]
+    assert "round 3 of 3" in seen[-1]
 
 
 async def test_a_busy_engine_is_refused() -> None:
@@ -143,3 +143,9 @@ async def test_host_memory_without_time() -> None:
     result = await calibrate(engine, replace(FACTS, has_offload=True), GIVEN, QUICK, _session(engine))
     assert result.content.cost.load == CopyCost()
     assert "32,000 tokens" in result.notes[0]
+
+
+async def test_a_restless_machine_is_named() -> None:
+    """When equal measurements are far apart, the report says that the figures are worth little."""
+    result = await _calibrate(VirtualEngine(SHAPE, COST, noise=0.5))
+    assert "calibrate again while it is quiet" in result.notes[0]

@@ -6,7 +6,7 @@ context, a prompt beside decodes. How far lengths and batches go is decided by w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from anbar.apps.calibrate.prompts import Prompts
 from anbar.apps.calibrate.target import Ask, EngineFacts, Target, Timeline
@@ -41,16 +41,8 @@ class Plan:
     """Answer tokens of the decodes that are measured."""
 
 
-QUICK = Plan(seconds=40.0, num_rounds=2, max_prompt_tokens=2048, max_batch=64, num_decode_tokens=8)
-FULL = Plan(seconds=180.0, num_rounds=4, max_prompt_tokens=16384, max_batch=256, num_decode_tokens=16)
-
-
-@dataclass(slots=True)
-class _Scale:
-    """How far this engine can be driven within the plan."""
-
-    lengths: list[int] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
+QUICK = Plan(seconds=40.0, num_rounds=3, max_prompt_tokens=2048, max_batch=64, num_decode_tokens=8)
+FULL = Plan(seconds=180.0, num_rounds=5, max_prompt_tokens=16384, max_batch=256, num_decode_tokens=16)
 
 
 class Campaign:
@@ -69,13 +61,13 @@ class Campaign:
         self._plan = plan
         self._budget = budget
         self._clock = clock
-        self._scale = _Scale()
+        self._lengths = [SHORT]
 
     async def run(self, progress: Progress) -> None:
         """Measure all rounds. Raises MeasureError when the engine does not answer as it should."""
         started_s = self._clock.now_s()
         progress("warming up", 0.0)
-        self._scale.lengths = self._lengths(await self._warm_up())
+        self._lengths = self._affordable(await self._warm_up())
         for number in range(self._plan.num_rounds):
             now_s = self._clock.now_s()
             if number > 1 and (now_s - started_s) * (number + 1) / number > 1.3 * self._plan.seconds:
@@ -103,11 +95,12 @@ class Campaign:
                 await self._mixed_cases(number)
 
     async def _warm_up(self) -> float:
-        """Seconds of a prompt of _PROBE tokens, after one that is not counted."""
+        """Seconds of a prompt of _PROBE tokens: the least of three, after one that is not counted."""
         await self._target.run([Ask(self._prompts.fresh(_PROBE), 2)])
-        return (await self._target.run([Ask(self._prompts.fresh(_PROBE), 1)]))[0].ttft_s
+        probes = [await self._target.run([Ask(self._prompts.fresh(_PROBE), 1)]) for _ in range(3)]
+        return min(timeline.ttft_s for (timeline,) in probes)
 
-    def _lengths(self, probe_s: float) -> list[int]:
+    def _affordable(self, probe_s: float) -> list[int]:
         """Doubling lengths that all rounds have time for; a sum of doubling terms is twice the last."""
         capacity = self._facts.num_blocks * self._facts.block_size // 2 or self._plan.max_prompt_tokens
         most = min(self._plan.max_prompt_tokens, self._facts.max_model_len - _EXTENSION - 2, capacity)
@@ -120,7 +113,7 @@ class Campaign:
         return lengths
 
     async def _prompt_cases(self, number: int) -> None:
-        for length in self._scale.lengths:
+        for length in self._lengths:
             prompt = self._prompts.fresh(length)
             await self._prompt(Kind.PROMPT, f"{length} tokens", number, prompt)
             self.computed.append(prompt)
@@ -140,7 +133,7 @@ class Campaign:
     async def _decode_cases(self, number: int) -> None:
         allowed_s = self._plan.seconds * _SHARES["decodes"] / self._plan.num_rounds
         started_s = self._clock.now_s()
-        for batch in self._scale.batches or self._batches():
+        for batch in self._batches():
             before_s = self._clock.now_s()
             short = [self._prompts.fresh(SHORT) for _ in range(batch)]
             if not await self._decodes("short", number, short):
@@ -148,11 +141,9 @@ class Campaign:
             long = [prompt for prompt in self.computed[:batch] if len(prompt) >= 4 * SHORT]
             if len(long) == batch:
                 await self._decodes("long", number, long)
-            if number == 0:
-                self._scale.batches.append(batch)
-                now_s = self._clock.now_s()
-                if now_s - started_s + 1.5 * (now_s - before_s) > allowed_s:
-                    break
+            now_s = self._clock.now_s()
+            if now_s - started_s + 1.5 * (now_s - before_s) > allowed_s:
+                break
 
     def _batches(self) -> list[int]:
         room = self._facts.num_blocks // 2 or self._plan.max_batch
@@ -177,7 +168,7 @@ class Campaign:
 
     async def _mixed_cases(self, number: int) -> None:
         for batch, length in _MIXED:
-            if length + batch > self._budget or length > self._scale.lengths[-1]:
+            if length + batch > self._budget or length > self._lengths[-1]:
                 continue
             decodes = [Ask(self._prompts.fresh(SHORT), self._plan.num_decode_tokens) for _ in range(batch)]
             step_s = self._step_s(batch)

@@ -100,7 +100,9 @@ def _spread(samples: Sequence[Sample]) -> float:
     cases: dict[str, list[float]] = {}
     for sample in samples:
         cases.setdefault(sample.case, []).append(sample.seconds)
-    repeated = [values for values in cases.values() if len(values) > 1]
-    return statistics.median(
-        [abs(value / statistics.median(values) - 1.0) for values in repeated for value in values] or [0.0]
-    )
+    ranges = [
+        (max(values) - min(values)) / statistics.median(values)
+        for values in cases.values()
+        if len(values) > 1
+    ]
+    return statistics.median(ranges or [0.0])

@@ -22,6 +22,8 @@ _TOKENIZE_WORDS = (50, 1550)
 _TOKENIZE_REPEATS = 7
 _HOST_SHARE = 0.25
 """Of the plan's time may be spent on displacing what the device caches."""
+_RESTLESS = 0.3
+"""Spread of equal measurements above which the machine was not quiet: 5 to 10 % are usual."""
 COPY_DELAY_CPU = 1.0
 """Anbar's copies on a CPU are made by the thread that computes."""
 COPY_DELAY_GPU = 0.2
@@ -86,7 +88,8 @@ async def calibrate(
         facts.model, device, dtype_of(facts, given), facts.vllm, facts.block_size, kv_bytes, budget
     )
     coefficients = tuple(_coefficients(compute, campaign.samples))
-    return Calibration(CostFile(engine, measured, cost), coefficients, (host.note,) if host.note else ())
+    notes = [note for note in (host.note, _unrest(measured)) if note]
+    return Calibration(CostFile(engine, measured, cost), coefficients, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,17 @@ class Session:
     device: str
     """Name of the processor where nobody gives one."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+def _unrest(measured: Measured) -> str:
+    """What to say when equal measurements were far from equal; "" when they were not."""
+    spread = max(residual.spread for residual in measured.residuals)
+    if spread <= _RESTLESS:
+        return ""
+    return (
+        f"equal measurements differed by {spread:.0%}: something else used the machine; "
+        "the figures are worth little, calibrate again while it is quiet"
+    )
 
 
 async def check_idle(target: Target, facts: EngineFacts) -> None:

@@ -10,6 +10,12 @@ The engine needs `--enable-prompt-tokens-details`; the checks of events are skip
 
 from collections.abc import Callable
 
+from anbar.testing.engine_contract.adapters import (
+    check_adapter,
+    check_adapter_events,
+    check_model_cards,
+    check_unknown_model,
+)
 from anbar.testing.engine_contract.block_events import (
     check_answer_blocks,
     check_evictions,
@@ -31,6 +37,7 @@ from anbar.testing.engine_contract.chats import (
     check_chat_logprobs,
     check_chat_token_ids,
     check_content_parts,
+    check_created_tokens,
     check_open_ends,
     check_tools_in_prompts,
 )
@@ -52,13 +59,29 @@ from anbar.testing.engine_contract.counters import (
     check_counters_of_choices,
     check_counters_of_refusals,
 )
-from anbar.testing.engine_contract.development import check_absent_endpoints
+from anbar.testing.engine_contract.development import (
+    check_absent_endpoints,
+    check_resets,
+    check_sleep,
+    check_sleep_modes,
+    check_sleep_refusals,
+)
 from anbar.testing.engine_contract.disconnects import (
     check_disconnect_in_prefill,
     check_disconnect_while_decoding,
     check_disconnect_while_waiting,
 )
-from anbar.testing.engine_contract.events import check_event_sources, check_events, check_replay
+from anbar.testing.engine_contract.events import (
+    check_event_sources,
+    check_events,
+    check_replay,
+)
+from anbar.testing.engine_contract.families import (
+    check_admission_rejections,
+    check_cache_config,
+    check_histograms,
+    check_metric_families,
+)
 from anbar.testing.engine_contract.generation import (
     check_chat,
     check_chat_stream_begins_with_role,
@@ -76,6 +99,22 @@ from anbar.testing.engine_contract.pages import (
     check_refusals,
     check_tokenize,
 )
+from anbar.testing.engine_contract.refused_types import (
+    check_bodies,
+    check_content_types,
+    check_lenient_types,
+    check_refused_ids,
+    check_refused_shapes,
+    check_refused_types,
+)
+from anbar.testing.engine_contract.refused_values import (
+    check_late_refusals,
+    check_refused_chats,
+    check_refused_completions,
+    check_refused_lengths,
+    check_refused_tokenizing,
+    check_refused_values,
+)
 from anbar.testing.engine_contract.replays import (
     check_replay_ignores,
     check_replay_repeats,
@@ -88,6 +127,12 @@ from anbar.testing.engine_contract.stops import (
     check_stop_strings_in_streams,
     check_stop_token_ids,
 )
+from anbar.testing.engine_contract.streams import (
+    check_continuous_usage,
+    check_stream_interval,
+    check_stream_order,
+    check_usage_chunk,
+)
 from anbar.testing.engine_contract.target import Target
 from anbar.testing.engine_contract.tokenizing import (
     check_detokenize,
@@ -95,6 +140,11 @@ from anbar.testing.engine_contract.tokenizing import (
     check_tokenize_chats,
     check_tokenize_is_unlimited,
     check_tokenize_text,
+)
+from anbar.testing.engine_contract.transport import (
+    check_keys,
+    check_methods,
+    check_pages,
 )
 
 Check = Callable[[Target], None]
@@ -124,12 +174,23 @@ ALL: tuple[Check, ...] = (
 """Every check that Anbar's own parts rely on, cheap ones first."""
 
 EXTENDED: tuple[Check, ...] = (
+    check_keys,
+    check_pages,
+    check_methods,
     check_absent_endpoints,
+    check_resets,
+    check_sleep,
+    check_sleep_modes,
+    check_sleep_refusals,
+    check_model_cards,
+    check_unknown_model,
+    check_adapter,
+    check_adapter_events,
     check_completion_fields,
     check_echo,
-    check_echo_logprobs,
     check_logprobs,
     check_logprobs_as_ids,
+    check_echo_logprobs,
     check_prompt_logprobs,
     check_token_ids,
     check_prompts_of_ids,
@@ -140,18 +201,39 @@ EXTENDED: tuple[Check, ...] = (
     check_stop_token_ids,
     check_min_tokens,
     check_length,
+    check_usage_chunk,
+    check_continuous_usage,
+    check_stream_interval,
+    check_stream_order,
     check_chat_fields,
     check_chat_logprobs,
     check_chat_choices,
     check_chat_token_ids,
     check_open_ends,
     check_tools_in_prompts,
+    check_created_tokens,
     check_content_parts,
     check_tokenize_text,
     check_tokenize_is_unlimited,
     check_tokenize_chats,
     check_special_tokens,
     check_detokenize,
+    check_refused_values,
+    check_refused_completions,
+    check_refused_lengths,
+    check_refused_chats,
+    check_refused_tokenizing,
+    check_late_refusals,
+    check_refused_types,
+    check_refused_shapes,
+    check_refused_ids,
+    check_bodies,
+    check_content_types,
+    check_lenient_types,
+    check_metric_families,
+    check_histograms,
+    check_admission_rejections,
+    check_cache_config,
     check_counters_of_a_request,
     check_counters_of_a_hit,
     check_counters_of_choices,
@@ -160,9 +242,9 @@ EXTENDED: tuple[Check, ...] = (
     check_answer_blocks,
     check_hashes,
     check_sessions,
-    check_sequences,
     check_evictions,
     check_reset,
+    check_sequences,
     check_replay_repeats,
     check_replay_starts,
     check_replay_ignores,

@@ -1,13 +1,17 @@
 """Checks of /v1/chat/completions beyond the plain answer: fields, log-probabilities, tools, open ends."""
 
+import re
+
 from anbar.testing.engine_contract.completions import USAGE
 from anbar.testing.engine_contract.target import (
     Json,
     Reply,
     Target,
+    block_size,
     call,
     chat,
     chunks,
+    long_prompt,
     nonce,
     ok,
     refused,
@@ -45,6 +49,7 @@ def check_chat_fields(target: Target) -> None:
     assert set(choice) == _CHOICE, choice
     assert set(choice["message"]) == _MESSAGE, choice
     assert set(page["usage"]) == USAGE, page
+    assert re.fullmatch("chatcmpl-[0-9a-f]{16}", page["id"]), page["id"]
     role, *middle, last = chunks(chat(target, nonce(), max_tokens=2, ignore_eos=True, stream=True))
     head = {"id", "object", "created", "model", "choices"}
     assert set(role) == {*head, "prompt_token_ids", "prompt_text"}, role
@@ -133,8 +138,8 @@ def check_open_ends(target: Target) -> None:
     echoed = _ask(target, messages, echo=True, **going)
     answer = opened["choices"][0]["message"]["content"]
     assert echoed["choices"][0]["message"]["content"] == "One, two" + answer
-    both = {"continue_final_message": True, "add_generation_prompt": True}
-    refused(_send(target, messages, **both), 400)
+    error = refused(_send(target, messages, continue_final_message=True), 400)
+    assert error["message"].startswith("continue_final_message and add_generation_prompt are not compatible")
 
 
 def check_tools_in_prompts(target: Target) -> None:
@@ -152,6 +157,21 @@ def check_tools_in_prompts(target: Target) -> None:
     assert ok(call(target, "POST", "/tokenize", body))["tokens"] == page["prompt_token_ids"]
     error = refused(_send(target, messages, tools=TOOLS), 400)
     assert "--enable-auto-tool-choice and --tool-call-parser" in error["message"]
+
+
+def check_created_tokens(target: Target) -> None:
+    """A chat's usage says how many tokens of its prompt were put into the cache: whole blocks, without those
+    that were there. Offload tiers may have had them."""
+    if target.offloads:
+        return
+    size = block_size(target)
+    text = long_prompt(3 * size)
+    for first in (True, False):
+        usage = ok(chat(target, text))["usage"]
+        whole = usage["prompt_tokens"] // size * size
+        details = usage["prompt_tokens_details"]
+        assert details["created_cache_tokens"] == whole - details["cached_tokens"], usage
+        assert (details["cached_tokens"] < size) == first, usage
 
 
 def check_content_parts(target: Target) -> None:

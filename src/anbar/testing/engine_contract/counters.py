@@ -102,6 +102,12 @@ def _expect(target: Target, action: Callable[[], object], expected: Moves) -> No
     eventually(lambda: not wrong(), target, lambda: "; ".join(wrong()))
 
 
+def moves(before: Moves, after: Moves) -> dict[str, float]:
+    """The samples that moved, and by how much."""
+    changed = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    return {name: by for name, by in changed.items() if by}
+
+
 def totals(target: Target) -> dict[str, float]:
     """vLLM's samples by short name and the labels that tell them apart."""
     found: dict[str, float] = {}

@@ -2,65 +2,84 @@
 
 import http.client
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from anbar.testing.engine_contract.background import Asked
+from anbar.testing.engine_contract.counters import moves, totals
 from anbar.testing.engine_contract.event_log import some_tokens
 from anbar.testing.engine_contract.target import (
     Target,
     block_size,
     capacity,
-    complete,
     connected,
     context_length,
     eventually,
-    metrics,
     nonce,
-    ok,
-    samples,
 )
+
+_MANY = 400
+"""More tokens than are generated before the client is gone."""
+_UNDER_WAY_S = 0.2
+"""After that long a long prompt is being computed; the gauges do not show it before its step ends."""
+_SETTLED_S = 0.5
 
 
 def check_disconnect_while_decoding(target: Target) -> None:
-    """Streamed or not, an abandoned answer ends, frees its blocks and counts as aborted."""
+    """Streamed or not, an abandoned answer ends at once and frees its blocks; it is not counted as finished,
+    not even as aborted, while the tokens that it got are."""
+    if not target.alone:
+        return
     for stream in (True, False):
-        before = _aborted(target)
-        fields = {"prompt": nonce(), "max_tokens": 400, "stream": stream}
-        with _sent(target, fields) as connection:
+        before = totals(target)
+        with _sent(target, {"prompt": nonce(), "max_tokens": _MANY, "stream": stream}) as connection:
             if stream:
                 assert connection.getresponse().read(16).startswith(b"data: ")
-            else:
-                eventually(lambda: _gauge(target, "running") >= 1, target)
-        _wait_aborted(target, before)
-        if target.alone:
-            eventually(lambda: _is_idle(target), target)
+            eventually(lambda: _gauge(target, "running") == 1, target)
+        _wait_idle(target)
+        moved = moves(before, totals(target))
+        assert 1 <= moved.get("generation_tokens_total", 0) < _MANY, moved
+        assert moved["prompt_tokens_total"] > 0, moved
+        assert not _finished(moved), moved
 
 
 def check_disconnect_in_prefill(target: Target) -> None:
-    """A prompt that nobody waits for any more is dropped, at the latest when its step ends."""
-    before = _aborted(target)
-    with _sent(target, {"prompt": some_tokens(target, context_length(target) // 2), "max_tokens": 400}):
-        time.sleep(0.2)
-    _wait_aborted(target, before)
+    """A prompt that nobody waits for any more is dropped when its step ends: its blocks are kept, but
+    neither it nor its tokens are counted."""
+    if not target.alone:
+        return
+    ids = some_tokens(target, context_length(target) - 2 * block_size(target))
+    before = totals(target)
+    with _sent(target, {"prompt": ids, "max_tokens": _MANY}):
+        time.sleep(_UNDER_WAY_S)
+    _wait_idle(target)
+    moved = moves(before, totals(target))
+    if moved.get("generation_tokens_total", 0) == 0:
+        assert not _finished(moved), moved
+        assert "prompt_tokens_total" not in moved, moved
+        assert moved.get("prefix_cache_queries_total", 0) in (0, len(ids)), moved
+    assert moved.get("generation_tokens_total", 0) < _MANY, moved
 
 
 def check_disconnect_while_waiting(target: Target) -> None:
-    """A request that waits for blocks leaves the queue. Only where two long prompts do not fit at once."""
-    length = context_length(target)
-    long = length - 2 * block_size(target)
+    """A request that waits for blocks leaves the queue before another finishes, and is not counted. Only
+    where two long prompts do not fit at once."""
+    long = context_length(target) - 2 * block_size(target)
     if not target.alone or 2 * long < capacity(target) * block_size(target):
         return
-    before = _aborted(target)
-    first = threading.Thread(target=lambda: ok(complete(target, some_tokens(target, long), max_tokens=40)))
-    first.start()
-    eventually(lambda: _gauge(target, "running") >= 1, target)
+    before = totals(target)
+    first = Asked(target, some_tokens(target, long), max_tokens=40, ignore_eos=True)
+    eventually(lambda: _gauge(target, "running") == 1, target)
     with _sent(target, {"prompt": some_tokens(target, long), "max_tokens": 8}):
-        eventually(lambda: _gauge(target, "waiting") >= 1, target)
+        eventually(lambda: _gauge(target, "waiting") == 1, target)
     eventually(lambda: _gauge(target, "waiting") == 0, target)
-    first.join()
-    _wait_aborted(target, before)
+    assert _gauge(target, "running") == 1, "it left only when the other had finished"
+    first.answer()
+    _wait_idle(target)
+    moved = moves(before, totals(target))
+    assert moved["prompt_tokens_total"] == long, moved
+    assert _finished(moved) == 1, moved
 
 
 @contextmanager
@@ -76,19 +95,21 @@ def _sent(target: Target, fields: Mapping[str, object]) -> Iterator[http.client.
 
 
 def _gauge(target: Target, state: str) -> float:
-    return sum(samples(metrics(target), f"vllm:num_requests_{state}").values())
+    return totals(target)[f"num_requests_{state}"]
 
 
-def _aborted(target: Target) -> float:
-    counts = samples(metrics(target), "vllm:request_success_total")
-    return sum(value for labels, value in counts.items() if 'finished_reason="abort"' in labels)
+def _finished(moved: Mapping[str, float]) -> float:
+    return sum(by for name, by in moved.items() if name.startswith("request_success_total"))
 
 
-def _wait_aborted(target: Target, before: float) -> None:
-    eventually(lambda: _aborted(target) > before, target, lambda: "no request counts as aborted")
+def _wait_idle(target: Target) -> None:
+    """Until nothing runs, waits or holds blocks, twice in a row: the gauges are those of the last step."""
 
+    def is_idle() -> bool:
+        page = totals(target)
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return not any(page[name] for name in names)
 
-def _is_idle(target: Target) -> bool:
-    page = metrics(target)
-    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    return not any(value for name in names for value in samples(page, f"vllm:{name}").values())
+    eventually(is_idle, target)
+    time.sleep(_SETTLED_S)
+    eventually(is_idle, target)

@@ -101,7 +101,7 @@ def _print(console: Console, found: Calibration) -> None:
         markup=False,
         highlight=False,
     )
-    table = Table("coefficient", "value", "each round alone", box=None, pad_edge=False)
+    table = Table("coefficient", "value", "without one round", box=None, pad_edge=False)
     for row in found.coefficients:
         table.add_row(row.name, f"{row.value:.3g}", f"{row.low:.3g} … {row.high:.3g}")
     for name, value in _copies(found):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.apps.calibrate.campaign import decode_window, mixed_gap
-from anbar.apps.calibrate.fit import choose_knots, fit, residuals
+from anbar.apps.calibrate.fit import choose_knots, fit, residuals, undisturbed
 from anbar.apps.calibrate.nnls import Array, nnls
 from anbar.apps.calibrate.target import Timeline
 from anbar.apps.calibrate.work import Kind, Sample, Work, decode_work, mixed_work, prompt_work
@@ -102,6 +102,15 @@ def test_a_hiccup_does_not_move_the_fit() -> None:
     found = fit(samples)
     for tokens in (1, 8, 100, 1000):
         assert found.tokens.seconds(tokens) == pytest.approx(TRUE.tokens.seconds(tokens), rel=0.02)
+
+
+def test_disturbed_measurements_are_left_out() -> None:
+    """Only those that took half again as long as the shortest of the same case."""
+    samples = _samples()
+    slow = samples[5]
+    samples[5] = Sample(slow.kind, slow.case, slow.round, slow.work, slow.seconds * 1.6)
+    assert undisturbed(samples) == [*samples[:5], *samples[6:]]
+    assert undisturbed(samples[5:6]) == samples[5:6]
 
 
 def test_noise_averages_out() -> None:

@@ -15,6 +15,8 @@ from anbar.core.cost_file import Residual
 _REWEIGHTINGS = 8
 _ERROR_FLOOR = 0.01
 """Below this share errors count alike: no clock of a busy machine is finer."""
+_DISTURBED = 1.5
+"""A measurement that took so many times longer than the shortest of its case had to share the machine."""
 _KNOT_RATIO = 1.5
 """Neighbouring bends of the curve are at least this far apart."""
 _MAX_KNOT = 512
@@ -38,6 +40,15 @@ class Compute:
             + self.decode_s_per_token * work.num_read
             + self.front_s * work.num_requests
         )
+
+
+def undisturbed(samples: Sequence[Sample]) -> list[Sample]:
+    """Those that are worth fitting. Whatever else runs on the machine only ever makes things slower, so the
+    shortest measurement of a case judges the others."""
+    shortest: dict[str, float] = {}
+    for sample in samples:
+        shortest[sample.name] = min(sample.seconds, shortest.get(sample.name, sample.seconds))
+    return [sample for sample in samples if sample.seconds <= _DISTURBED * shortest[sample.name]]
 
 
 def fit(samples: Sequence[Sample]) -> Compute:
@@ -99,7 +110,7 @@ def residuals(samples: Sequence[Sample], compute: Compute) -> tuple[Residual, ..
 def _spread(samples: Sequence[Sample]) -> float:
     cases: dict[str, list[float]] = {}
     for sample in samples:
-        cases.setdefault(sample.case, []).append(sample.seconds)
+        cases.setdefault(sample.name, []).append(sample.seconds)
     ranges = [
         (max(values) - min(values)) / statistics.median(values)
         for values in cases.values()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from anbar import __version__
 from anbar.apps.calibrate.campaign import Campaign, Plan, Progress
-from anbar.apps.calibrate.fit import Compute, fit, residuals
+from anbar.apps.calibrate.fit import Compute, fit, residuals, undisturbed
 from anbar.apps.calibrate.given import Given, dtype_of, kv_bytes_of
 from anbar.apps.calibrate.host import HostCost, HostMeasurement
 from anbar.apps.calibrate.prompts import Prompts
@@ -22,8 +22,8 @@ _TOKENIZE_WORDS = (50, 1550)
 _TOKENIZE_REPEATS = 7
 _HOST_SHARE = 0.25
 """Of the plan's time may be spent on displacing what the device caches."""
-_RESTLESS = 0.3
-"""Spread of equal measurements above which the machine was not quiet: 5 to 10 % are usual."""
+_RESTLESS = 0.15
+"""Share of disturbed measurements above which the rest cannot be trusted either."""
 COPY_DELAY_CPU = 1.0
 """Anbar's copies on a CPU are made by the thread that computes."""
 COPY_DELAY_GPU = 0.2
@@ -33,7 +33,7 @@ COPY_DELAY_GPU = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Coefficient:
-    """One fitted number, and the range that the rounds give each on its own."""
+    """One fitted number, and the range of it when each round in turn is left out."""
 
     name: str
     value: float
@@ -60,7 +60,8 @@ async def calibrate(
     campaign = Campaign(target, facts, session.prompts, plan, budget, session.clock)
     await campaign.run(session.progress)
     front_s_per_token = await tokenize_cost(target, session.prompts)
-    compute = fit(campaign.samples)
+    samples = undisturbed(campaign.samples)
+    compute = fit(samples)
     host = HostCost()
     if facts.has_offload:
         lengths = [len(prompt) for prompt in campaign.computed[:4]]
@@ -82,13 +83,14 @@ async def calibrate(
         at=session.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"anbar calibrate {__version__}",
         seconds=round(session.clock.now_s() - started_s, 1),
-        residuals=(*residuals(campaign.samples, compute), *host.residuals),
+        residuals=(*residuals(samples, compute), *host.residuals),
     )
     engine = EngineType(
         facts.model, device, dtype_of(facts, given), facts.vllm, facts.block_size, kv_bytes, budget
     )
-    coefficients = tuple(_coefficients(compute, campaign.samples))
-    notes = [note for note in (host.note, _unrest(measured)) if note]
+    coefficients = tuple(_coefficients(compute, samples))
+    disturbed = _unrest(len(campaign.samples) - len(samples), len(campaign.samples))
+    notes = [note for note in (host.note, disturbed) if note]
     return Calibration(CostFile(engine, measured, cost), coefficients, tuple(notes))
 
 
@@ -104,15 +106,14 @@ class Session:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-def _unrest(measured: Measured) -> str:
-    """What to say when equal measurements were far from equal; "" when they were not."""
-    spread = max(residual.spread for residual in measured.residuals)
-    if spread <= _RESTLESS:
+def _unrest(num_disturbed: int, num_samples: int) -> str:
+    """What to say of measurements that something else on the machine has disturbed; "" when none was."""
+    if not num_disturbed:
         return ""
-    return (
-        f"equal measurements differed by {spread:.0%}: something else used the machine; "
-        "the figures are worth little, calibrate again while it is quiet"
-    )
+    text = f"{num_disturbed} of {num_samples} measurements took far longer than their like and were left out"
+    if num_disturbed <= _RESTLESS * num_samples:
+        return text
+    return f"{text}: the machine was not quiet, the figures are worth little; calibrate again when it is"
 
 
 async def check_idle(target: Target, facts: EngineFacts) -> None:
@@ -139,8 +140,9 @@ async def tokenize_cost(target: Target, prompts: Prompts) -> float:
 
 def _coefficients(compute: Compute, samples: Sequence[Sample]) -> list[Coefficient]:
     rounds = sorted({sample.round for sample in samples})
-    each = [fit([sample for sample in samples if sample.round == number]) for number in rounds]
-    ranges = zip(*(_values(found, compute) for found in each), strict=True)
+    others = [[sample for sample in samples if sample.round != number] for number in rounds]
+    each = [fit(rest) for rest in others if rest]
+    ranges = zip(*(_values(found, compute) for found in [compute, *each]), strict=True)
     return [
         Coefficient(name, value, min(values)[1], max(values)[1])
         for (name, value), values in zip(_values(compute, compute), ranges, strict=True)

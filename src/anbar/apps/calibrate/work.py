@@ -31,13 +31,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. Those of one `case` had equal work."""
+    """One measurement. Those of one kind and `case` had equal work."""
 
     kind: Kind
     case: str
     round: int
     work: Work
     seconds: float
+
+    @property
+    def name(self) -> str:
+        """Of kind and case."""
+        return f"{self.kind}: {self.case}"
 
 
 def prompt_work(num_tokens: int, num_cached: int, budget: int) -> Work:

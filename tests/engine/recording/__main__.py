@@ -1,0 +1,50 @@
+"""Record scenarios with real vLLM; runs in the engine's interpreter, from the repository's root.
+
+    .venv-engine/bin/python -m tests.engine.recording --out DIRECTORY [--scenario NAME]...
+
+Each scenario takes some seconds. A file per scenario: DIRECTORY/NAME.json.gz.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.engine.batches import SCENARIOS
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process, to be watched
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",  # whole hashes
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # what vLLM leaves to the order of sets is at least the same in every run
+}
+
+
+def main() -> None:
+    if any(os.environ.get(name) != value for name, value in _ENVIRONMENT.items()):
+        os.environ.update(_ENVIRONMENT)
+        os.execv(sys.executable, [sys.executable, "-m", "tests.engine.recording", *sys.argv[1:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="all, if none is named")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    from tests.engine.recording import recorded, run  # vLLM reads its environment when it is imported
+
+    for name in options.scenario or list(SCENARIOS):
+        started_s = time.monotonic()
+        recording = run.record(SCENARIOS[name])
+        recorded.save(recording, options.out / f"{name}.json.gz")
+        num_steps = sum(len(batch.steps) for batch in recording.batches)
+        print(f"{name}: {num_steps} steps in {time.monotonic() - started_s:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Recordings of real vLLM hold together: what the engine model is held to is what happened."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.batches import SCENARIOS
+from tests.engine.recording import recorded
+from tests.engine.recording.recorded import Event, Recording, Step
+
+pytestmark = pytest.mark.contract
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def recordings(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    """All scenarios, recorded now."""
+    out = tmp_path_factory.mktemp("recordings")
+    command = [engine_python, "-m", "tests.engine.recording", "--out", out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {path.name.removesuffix(".json.gz"): recorded.load(path) for path in out.iterdir()}
+
+
+@pytest.fixture(params=list(SCENARIOS))
+def recording(request: pytest.FixtureRequest, recordings: dict[str, Recording]) -> Recording:
+    return recordings[request.param]
+
+
+def test_it_is_under_pressure(recording: Recording) -> None:
+    """Requests are preempted, blocks are evicted and found again, on the host tier too where there is one."""
+    device, host = Counter[str](), Counter[str]()
+    for event in _events(recording):
+        (device if event.medium == "GPU" else host)[event.type] += len(event.keys)
+    requests = [asked for batch in recording.batches for asked in batch.requests]
+    assert sum(asked.num_preemptions for asked in requests) >= 2
+    assert device["removed"] >= 50
+    assert sum(asked.device_hit for asked in requests) > 0
+    assert (recording.settings.host_chunks > 0) == (host["removed"] > 0)
+    assert (recording.settings.host_chunks > 0) == any(step.loads for step in _steps(recording))
+
+
+def test_it_is_the_engine_that_was_asked_for(recording: Recording) -> None:
+    """vLLM took the settings as they are: none was raised, lowered or ignored."""
+    scenario, settings = SCENARIOS[recording.scenario], recording.settings
+    for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        assert getattr(settings, name) == getattr(scenario.shape, name)
+    assert settings.watermark == scenario.shape.watermark
+    assert settings.reserve_full_prompt == scenario.shape.reserve_full_prompt
+    if scenario.host is not None:
+        assert settings.host_chunks == scenario.host.num_chunks
+        assert settings.chunk_blocks == scenario.host.chunk_blocks
+
+
+def test_every_block_is_free_or_held(recording: Recording) -> None:
+    """The free queue and the requests' blocks are all blocks but block 0; none is in both."""
+    usable = set(range(1, recording.settings.num_blocks))
+    for step in _steps(recording):
+        held = {block for blocks in step.blocks.values() for block in blocks}
+        assert len(set(step.free)) == len(step.free)
+        assert not held & set(step.free)
+        assert held | set(step.free) == usable
+        assert set(step.free) <= set(step.free_after)
+    for batch in recording.batches:
+        assert set(batch.steps[-1].free_after) == usable
+
+
+def test_events_tell_what_the_device_holds(recording: Recording) -> None:
+    """Replayed, they give the prefix cache after every step, block by block of the same key."""
+    known = Counter[str]()
+    for step in _steps(recording):
+        for event in step.events:
+            if event.type == "cleared":
+                known.clear()
+            elif event.medium == "GPU":
+                (known.update if event.type == "stored" else known.subtract)(event.keys)
+        assert min(known.values(), default=0) >= 0
+        assert +known == Counter(key for key in step.cached if key is not None)
+
+
+def test_events_tell_what_the_host_tier_holds(recording: Recording) -> None:
+    """Replayed, they give the host tier whenever no store is under way."""
+    known: set[str] = set()
+    under_way: set[int] = set()
+    for step in _steps(recording):
+        under_way |= {transfer.job for transfer in step.stores}
+        under_way -= set(step.completed)
+        for event in step.events:
+            if event.medium == "CPU":
+                (known.update if event.type == "stored" else known.difference_update)(event.keys)
+        assert len(step.host) <= recording.settings.host_chunks
+        assert known <= set(step.host)
+        if not under_way:
+            assert known == set(step.host)
+    assert not under_way
+
+
+def test_every_request_gets_its_answer(recording: Recording) -> None:
+    """Also those that were preempted; only aborted ones get less."""
+    for batch in recording.batches:
+        answers = {asked.id: list[int]() for asked in batch.requests}
+        finished = Counter[str]()
+        for output in (output for step in batch.steps for output in step.outputs):
+            answers[output.request] += output.tokens
+            finished[output.request] += output.finished
+        for asked in batch.requests:
+            assert answers[asked.id] == list(asked.answer)
+            if len(asked.answer) < asked.max_tokens:
+                assert asked.aborts is not None
+            else:
+                assert finished[asked.id] == 1
+        preempted = Counter(id_ for step in batch.steps for id_ in step.preempted)
+        assert preempted == +Counter({asked.id: asked.num_preemptions for asked in batch.requests})
+
+
+def test_steps_keep_to_the_limits(recording: Recording) -> None:
+    """Token budget and number of running requests; nobody is admitted in a step that preempts."""
+    settings = recording.settings
+    for batch in recording.batches:
+        running_before: tuple[str, ...] = ()
+        for step in batch.steps:
+            assert sum(piece.num_new for piece in step.pieces) <= settings.max_num_batched_tokens
+            assert len(step.running) <= settings.max_num_seqs
+            if step.preempted:
+                assert set(step.running) <= set(running_before)
+            running_before = step.running
+
+
+def test_copies_name_their_chunks(recording: Recording) -> None:
+    """A transfer moves whole chunks, or to the device the part of its first chunk that is missing there."""
+    size = recording.settings.chunk_blocks
+    for step in _steps(recording):
+        for transfer in step.stores:
+            assert len(transfer.blocks) == size * len(transfer.keys) == size * len(transfer.chunks)
+        for transfer in step.loads:
+            assert len(transfer.keys) == len(transfer.chunks)
+            assert size * (len(transfer.keys) - 1) < len(transfer.blocks) <= size * len(transfer.keys)
+
+
+def _steps(recording: Recording) -> Iterator[Step]:
+    return (step for batch in recording.batches for step in batch.steps)
+
+
+def _events(recording: Recording) -> Iterator[Event]:
+    return (event for step in _steps(recording) for event in step.events)

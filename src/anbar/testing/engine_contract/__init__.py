@@ -18,12 +18,14 @@ from anbar.testing.engine_contract.adapters import (
 )
 from anbar.testing.engine_contract.block_events import (
     check_answer_blocks,
+    check_blocks_computed_again,
     check_evictions,
     check_hashes,
     check_prompt_blocks,
     check_reset,
     check_sequences,
     check_sessions,
+    check_shared_blocks,
 )
 from anbar.testing.engine_contract.cache import (
     check_cached_tokens,
@@ -52,12 +54,15 @@ from anbar.testing.engine_contract.completions import (
     check_prompts_of_ids,
     check_request_ids,
     check_token_ids,
+    check_transfer_params,
 )
 from anbar.testing.engine_contract.counters import (
     check_counters_of_a_hit,
     check_counters_of_a_request,
+    check_counters_of_a_stop,
     check_counters_of_choices,
     check_counters_of_refusals,
+    check_counters_of_unread_prompts,
 )
 from anbar.testing.engine_contract.development import (
     check_absent_endpoints,
@@ -196,6 +201,7 @@ EXTENDED: tuple[Check, ...] = (
     check_prompts_of_ids,
     check_choices,
     check_request_ids,
+    check_transfer_params,
     check_stop_strings,
     check_stop_strings_in_streams,
     check_stop_token_ids,
@@ -238,8 +244,12 @@ EXTENDED: tuple[Check, ...] = (
     check_counters_of_a_hit,
     check_counters_of_choices,
     check_counters_of_refusals,
+    check_counters_of_a_stop,
+    check_counters_of_unread_prompts,
     check_prompt_blocks,
     check_answer_blocks,
+    check_blocks_computed_again,
+    check_shared_blocks,
     check_hashes,
     check_sessions,
     check_evictions,

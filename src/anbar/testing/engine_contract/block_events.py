@@ -56,6 +56,31 @@ def check_answer_blocks(target: Target) -> None:
     assert events[1]["parent_block_hash"] == events[0]["block_hashes"][0]
 
 
+def check_blocks_computed_again(target: Target) -> None:
+    """A prompt of exactly n blocks computes its last block again, and announces it again; one whose
+    log-probabilities are wanted reads nothing from the cache and announces everything again."""
+    if not target.events or target.offloads:
+        return
+    size = block_size(target)
+    ids = some_tokens(target, 2 * size)
+    (whole,) = [event for event in _stored(target, ids) if holds(event, ids[:size])]
+    (last,) = [event for event in _stored(target, ids) if holds(event, ids[size:])]
+    assert last["block_hashes"] == whole["block_hashes"][1:]
+    assert last["parent_block_hash"] == whole["block_hashes"][0]
+    (unread,) = [event for event in _stored(target, ids, prompt_logprobs=0) if holds(event, ids[:size])]
+    assert unread["block_hashes"] == whole["block_hashes"]
+
+
+def check_shared_blocks(target: Target) -> None:
+    """Choices of one prompt share its whole blocks from their first step on: they are announced once."""
+    if not target.events:
+        return
+    size = block_size(target)
+    ids = some_tokens(target, 2 * size + 1)
+    found = [event for event in _stored(target, ids, n=2, temperature=1) if holds(event, ids[:size])]
+    assert [len(event["block_hashes"]) for event in found] == [2], found
+
+
 def check_hashes(target: Target) -> None:
     """Equal tokens have equal hashes and the same parent in every request; a salt changes all of them."""
     if not target.events:

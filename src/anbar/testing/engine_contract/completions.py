@@ -3,7 +3,7 @@
 import re
 from typing import cast
 
-from anbar.testing.engine_contract.target import Json, Target, call, chunks, complete, nonce, ok, tokens
+from anbar.testing.engine_contract.target import Json, Target, call, chat, chunks, complete, nonce, ok, tokens
 
 _WHOLE = {
     *("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage"),
@@ -157,6 +157,16 @@ def check_choices(target: Target) -> None:
     assert sorted(choice["index"] for choice in finished) == [0, 1, 2, 3]
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert last["usage"][name] == page["usage"][name], name
+
+
+def check_transfer_params(target: Target) -> None:
+    """`kv_transfer_params` is for the engine's connector, which gives nothing back; in a chat it may carry
+    the prompt's ids, which are then used as they are."""
+    params = {"anbar": {"v": 1}}
+    assert ok(complete(target, nonce(), kv_transfer_params=params))["kv_transfer_params"] is None
+    ids = tokens(target, nonce())
+    given = {"kv_transfer_params": {"prompt_token_ids": ids}, "return_token_ids": True}
+    assert ok(chat(target, "not this", **given))["prompt_token_ids"] == ids
 
 
 def check_request_ids(target: Target) -> None:

@@ -1,5 +1,6 @@
 """Checks of /metrics: how the counters move with each kind of request."""
 
+import time
 from collections.abc import Callable, Mapping
 
 from anbar.testing.engine_contract.event_log import some_tokens
@@ -13,6 +14,8 @@ from anbar.testing.engine_contract.target import (
     refused,
 )
 
+_SETTLED_S = 0.2
+"""The counters of a request are written just after its answer."""
 Moves = Mapping[str, float]
 
 
@@ -80,6 +83,36 @@ def check_counters_of_choices(target: Target) -> None:
     _expect(target, lambda: ok(complete(target, ids, **fields)), expected)
 
 
+def check_counters_of_a_stop(target: Target) -> None:
+    """An answer that a stop string ends counts as stopped, with the tokens that it has."""
+    if not target.alone:
+        return
+    ids = some_tokens(target, block_size(target) // 2)
+    text = ok(complete(target, ids, max_tokens=6, ignore_eos=True))["choices"][0]["text"]
+    expected = {
+        'request_success_total{finished_reason="stop"}': 1,
+        'request_success_total{finished_reason="length"}': 0,
+        "request_params_max_tokens_sum": 6,
+    }
+    fields = {"stop": text[:1], "max_tokens": 6, "ignore_eos": True}
+    _expect(target, lambda: ok(complete(target, ids, **fields)), expected)
+
+
+def check_counters_of_unread_prompts(target: Target) -> None:
+    """A prompt whose log-probabilities are wanted is computed whole, and asks the cache for nothing."""
+    if not target.alone:
+        return
+    ids = some_tokens(target, 2 * block_size(target) + 1)
+    ok(complete(target, ids, max_tokens=1))
+    expected = {
+        "prompt_tokens_total": len(ids),
+        'prompt_tokens_by_source_total{source="local_compute"}': len(ids),
+        "prefix_cache_queries_total": 0,
+        "prefix_cache_hits_total": 0,
+    }
+    _expect(target, lambda: ok(complete(target, ids, max_tokens=1, prompt_logprobs=0)), expected)
+
+
 def check_counters_of_refusals(target: Target) -> None:
     """What is refused is not counted as a request."""
     if not target.alone:
@@ -89,6 +122,7 @@ def check_counters_of_refusals(target: Target) -> None:
 
 def _expect(target: Target, action: Callable[[], object], expected: Moves) -> None:
     """Do something; the named samples move by these amounts."""
+    time.sleep(_SETTLED_S)
     before = totals(target)
     action()
 

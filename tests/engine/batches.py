@@ -169,8 +169,8 @@ SCENARIOS = {
             replace(_BASE, num_blocks=36, reserve_full_prompt=False, max_num_batched_tokens=64),
         ),
         _open_scenario("arrivals", 5, _BASE),
-        _scenario("host", 6, _SMALL, HostShape(80)),
-        _scenario("host-pairs", 7, _SMALL, HostShape(40, chunk_blocks=2)),
+        _scenario("host", 6, _SMALL, HostShape(60)),
+        _scenario("host-pairs", 7, _SMALL, HostShape(30, chunk_blocks=2)),
         _scenario("host-prompt", 8, _SMALL, HostShape(70, offload=Offload.PROMPT)),
         _scenario(
             "host-pairs-prompt",
@@ -178,7 +178,33 @@ SCENARIOS = {
             replace(_SMALL, max_num_seqs=5, max_num_batched_tokens=100),
             HostShape(26, chunk_blocks=2, offload=Offload.PROMPT),
         ),
-        _open_scenario("host-arrivals", 10, _SMALL, HostShape(90)),
-        _scenario("host-tiny", 11, _BASE, HostShape(9)),
+        _open_scenario("host-arrivals", 57, _SMALL, HostShape(60)),
+        _scenario("host-tiny", 12, _SMALL, HostShape(9)),
     )
 }
+
+
+def scenario(name: str) -> Scenario:
+    """One of `SCENARIOS`, or "drawn-N": another engine and other batches for every N. Raises KeyError."""
+    kind, _, number = name.rpartition("-")
+    return _drawn(name, int(number)) if kind == "drawn" and number.isdecimal() else SCENARIOS[name]
+
+
+def _drawn(name: str, seed: int) -> Scenario:
+    rng = random.Random(seed)
+    max_num_seqs = rng.randint(2, 14)
+    shape = EngineShape(
+        block_size=BLOCK_SIZE,
+        num_blocks=rng.randint(20, 52),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.randint(max(max_num_seqs, 30), 300),
+        max_model_len=512,
+        watermark=rng.choice((0.0, 0.0, 0.05, 0.15)),
+        reserve_full_prompt=rng.random() < 0.7,
+    )
+    host = None
+    if rng.random() < 0.75:
+        chunk_blocks = rng.choice((1, 1, 2, 3))
+        num_chunks = rng.randint(8, 90) // chunk_blocks
+        host = HostShape(num_chunks, chunk_blocks, rng.choice((Offload.ALL, Offload.ALL, Offload.PROMPT)))
+    return rng.choice((_scenario, _open_scenario))(name, seed, shape, host)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anbar.adapters.vllm.block_hash import Identity, extend
 from tests.engine.batches import SCENARIOS
 from tests.engine.recording import recorded
 from tests.engine.recording.recorded import Event, Recording, Step
@@ -53,6 +54,17 @@ def test_it_is_the_engine_that_was_asked_for(recording: Recording) -> None:
     if scenario.host is not None:
         assert settings.host_chunks == scenario.host.num_chunks
         assert settings.chunk_blocks == scenario.host.chunk_blocks
+
+
+def test_keys_are_the_hashes_that_we_compute(recording: Recording) -> None:
+    """Of tokens and salt, as the router and the emulator do."""
+    block_size = recording.settings.block_size
+    for batch in recording.batches:
+        for asked in batch.requests:
+            keys: list[bytes] = []
+            tokens = asked.prompt + asked.answer
+            extend(keys, tokens, block_size, len(tokens) // block_size, Identity(salt=asked.salt))
+            assert [key.hex() for key in keys] == list(asked.keys)
 
 
 def test_every_block_is_free_or_held(recording: Recording) -> None:

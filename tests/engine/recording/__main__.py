@@ -7,11 +7,10 @@ Each scenario takes some seconds. A file per scenario: DIRECTORY/NAME.json.gz.
 
 import argparse
 import os
-import sys
 import time
 from pathlib import Path
 
-from tests.engine.batches import SCENARIOS
+from tests.engine.batches import SCENARIOS, scenario
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process, to be watched
@@ -22,17 +21,15 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # what vLLM leaves to the order of sets is at least the same in every run
 }
 
 
 def main() -> None:
-    if any(os.environ.get(name) != value for name, value in _ENVIRONMENT.items()):
-        os.environ.update(_ENVIRONMENT)
-        os.execv(sys.executable, [sys.executable, "-m", "tests.engine.recording", *sys.argv[1:]])
+    os.environ.update(_ENVIRONMENT)
+    os.environ.pop("PYTHONHASHSEED", None)  # vLLM would begin its hash chain with it
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="all, if none is named")
+    parser.add_argument("--scenario", action="append", help="of batches.py, or drawn-N; default: all of them")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
 
@@ -40,7 +37,7 @@ def main() -> None:
 
     for name in options.scenario or list(SCENARIOS):
         started_s = time.monotonic()
-        recording = run.record(SCENARIOS[name])
+        recording = run.record(scenario(name))
         recorded.save(recording, options.out / f"{name}.json.gz")
         num_steps = sum(len(batch.steps) for batch in recording.batches)
         print(f"{name}: {num_steps} steps in {time.monotonic() - started_s:.1f} s", flush=True)

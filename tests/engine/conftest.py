@@ -11,6 +11,8 @@ from anbar.apps import interpreter, model
 from tests.engine.engine import Engine, EngineConfig
 from tests.ports import free_port
 
+ROOT = Path(__file__).parents[2]
+
 MARKERS = {
     "native": "host RAM offload of one engine",
     "shared": "two engines on one store",
@@ -47,6 +49,19 @@ def tiny(engine_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFa
     script = Path(__file__).with_name("tiny_model.py")
     subprocess.run([engine_python, script, smollm2, target], check=True, capture_output=True, timeout=300)
     return target
+
+
+@pytest.fixture(scope="session")
+def recordings(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a recording of every scenario of batches.py: NAME.json.gz. They are made now, in one
+    and a half minutes, unless `ANBAR_RECORDINGS` names a directory with older ones."""
+    if given := os.environ.get("ANBAR_RECORDINGS"):
+        return Path(given)
+    made = tmp_path_factory.mktemp("recordings")
+    command = [engine_python, "-m", "tests.engine.recording", "--out", made]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return made
 
 
 Launcher = Callable[[EngineConfig], Engine]

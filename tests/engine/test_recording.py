@@ -1,6 +1,5 @@
 """Recordings of real vLLM hold together: what the engine model is held to is what happened."""
 
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,23 +11,12 @@ from tests.engine.batches import SCENARIOS
 from tests.engine.recording import recorded
 from tests.engine.recording.recorded import Event, Recording, Step
 
-pytestmark = pytest.mark.contract
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.block_exact
 
 
-@pytest.fixture(scope="module")
-def recordings(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
-    """All scenarios, recorded now."""
-    out = tmp_path_factory.mktemp("recordings")
-    command = [engine_python, "-m", "tests.engine.recording", "--out", out]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {path.name.removesuffix(".json.gz"): recorded.load(path) for path in out.iterdir()}
-
-
-@pytest.fixture(params=list(SCENARIOS))
-def recording(request: pytest.FixtureRequest, recordings: dict[str, Recording]) -> Recording:
-    return recordings[request.param]
+@pytest.fixture(scope="module", params=list(SCENARIOS))
+def recording(request: pytest.FixtureRequest, recordings: Path) -> Recording:
+    return recorded.load(recordings / f"{request.param}.json.gz")
 
 
 def test_it_is_under_pressure(recording: Recording) -> None:

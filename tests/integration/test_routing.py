@@ -192,7 +192,9 @@ async def test_salts_do_not_share_the_store(tokenizer_dir: Path, socket_dir: Pat
 
 async def test_lora_adapters_do_not_share(tokenizer_dir: Path, socket_dir: Path) -> None:
     """A LoRA adapter is a model of its own: its prefix is not the base model's."""
-    async with running_stack(Setup(tokenizer_dir, socket_dir, engine={"loras": ("tuned",)})) as stack:
+    async with running_stack(
+        Setup(tokenizer_dir, socket_dir, engine={"loras": {"tuned": "/adapters/tuned"}})
+    ) as stack:
         prompt = text_prompt("lora")
         first = await stack.complete(prompt)
         await stack.followed()

@@ -81,6 +81,7 @@ class FaultBox:
     def __init__(self) -> None:
         self._armed: list[tuple[Fault, int]] = []
         self._hung: list[Callable[[], None]] = []
+        self.num_clears = 0
         self.scripts: deque[Script] = deque()
 
     def arm(self, fault: Fault) -> None:
@@ -89,15 +90,19 @@ class FaultBox:
 
     def clear(self) -> None:
         """Disarm everything; requests that hang go on, as after SIGCONT."""
+        self.num_clears += 1
         self._armed.clear()
         self.scripts.clear()
         hung, self._hung = self._hung, []
         for go_on in hung:
             go_on()
 
-    def hang(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` at the next `clear`."""
-        self._hung.append(go_on)
+    def hang(self, go_on: Callable[[], None], num_clears: int) -> None:
+        """Call `go_on` when the fault is cleared: at once, if that was done since there were `num_clears`."""
+        if num_clears != self.num_clears:
+            go_on()
+        else:
+            self._hung.append(go_on)
 
     def forget_hung(self) -> None:
         """Nobody that hangs goes on: their connections are gone."""

@@ -1,5 +1,6 @@
 """What one emulated engine is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -27,8 +28,8 @@ class EngineSettings:
     root: str = ""
     """The model's root in /v1/models; "": `model_dir`, so that a router can load the tokenizer itself."""
     served_names: tuple[str, ...] = ("emulated-model",)
-    loras: tuple[str, ...] = ()
-    """Adapters that are loaded from the start."""
+    loras: Mapping[str, str] = field(default_factory=dict)
+    """Adapters that are loaded from the start, and their paths."""
     runner: Runner = Runner.GENERATE
     embedding_size: int = 384
     """Numbers in an embedding (pooling models)."""

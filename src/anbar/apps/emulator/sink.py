@@ -72,6 +72,7 @@ class FaultySink(Sink):
         super().__init__(exchange, extra)
         self._fault = fault
         self._faults = faults
+        self._num_clears = faults.num_clears
         self._num_events = 0
         self._is_hung = False
         self._pieces: list[bytes] = []
@@ -87,7 +88,7 @@ class FaultySink(Sink):
         fault = self._fault
         match fault.kind:
             case FaultKind.HANG:
-                self._faults.hang(proceed)
+                self._faults.hang(proceed, self._num_clears)
             case FaultKind.SLOW:
                 asyncio.get_running_loop().call_later(fault.delay_s, proceed)
             case FaultKind.RESET:
@@ -184,7 +185,7 @@ class FaultySink(Sink):
 
     def _hang(self) -> None:
         self._is_hung = True
-        self._faults.hang(self._go_on)
+        self._faults.hang(self._go_on, self._num_clears)
 
     def _go_on(self) -> None:
         pieces, self._pieces = self._pieces, []

@@ -135,8 +135,8 @@ class EngineState:
 
     def _load_configured(self) -> None:
         self.adapters.clear()
-        for name in self.settings.loras:
-            self.load_adapter(name, f"{self.settings.root or self.settings.model_dir}/loras/{name}")
+        for name, path in self.settings.loras.items():
+            self.load_adapter(name, path)
 
     # Sequences
 

@@ -1,0 +1,229 @@
+"""The command line of `anbar emulate`: vLLM's own flags, as far as they mean something here, and a few more.
+
+vLLM's parser also takes underscores and any unambiguous beginning of a flag; so does this one. A flag that is
+not known is not an error: an engine's command line works with another program in front.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from anbar.adapters.vllm.kv_publish import Framing
+from anbar.apps.emulator.settings import Runner
+from anbar.core.errors import ConfigError
+
+NO_COST = "none"
+"""The value of --cost for steps that take no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command line as values; None where vLLM works something out."""
+
+    model: str | None
+    served_model_name: tuple[str, ...]
+    host: str
+    port: int
+    api_key: tuple[str, ...]
+    runner: Runner
+    block_size: int | None
+    num_gpu_blocks_override: int | None
+    kv_cache_memory_bytes: int | None
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    tensor_parallel_size: int
+    dtype: str
+    kv_events_config: Mapping[str, Any] | None
+    kv_transfer_config: Mapping[str, Any] | None
+    lora_modules: Mapping[str, str]
+    enable_prompt_tokens_details: bool
+    enable_request_id_headers: bool
+    enable_force_include_usage: bool
+    enable_server_load_tracking: bool
+    enable_auto_tool_choice: bool
+    count: int
+    speed: float
+    cost: str | None
+    """A cost file, or `NO_COST`."""
+    seed: int
+    framing: Framing
+    shared_dir: Path | None
+    ignored: tuple[str, ...] = field(default=())
+    """What vLLM would have been told and does not matter here."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"command line of anbar emulate: {message}")
+
+
+def parse(argv: Sequence[str]) -> Flags:
+    """The flags of `argv`. ConfigError for values that are not allowed; SystemExit after --help."""
+    arguments = [_dashed(argument) for argument in argv]
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--model")  # as in `vllm serve MODEL`
+    found, rest = _parser().parse_known_args(arguments)
+    values = vars(found)
+    model = values["model"]
+    task = values.pop("task")
+    runner = Runner.POOLING if task in ("embed", "embedding") else values.pop("runner")
+    names = tuple(values.pop("served_model_name") or ())
+    keys = tuple(values.pop("api_key") or ())
+    loras = dict(values.pop("lora_modules") or ())
+    values = {name: value for name, value in values.items() if name not in ("model", "runner")}
+    flags = tuple(argument for argument in rest if argument.startswith("-"))
+    return Flags(
+        model=model, served_model_name=names, api_key=keys, lora_modules=loras, runner=runner, ignored=flags,
+        **values,
+    )  # fmt: skip
+
+
+def _dashed(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument.partition("=")
+    return f"{flag.replace('_', '-')}{equals}{value}"
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="anbar emulate",
+        description="An emulated vLLM server: its API, KV events and metrics, without a GPU; answers are "
+        "made up. Takes vLLM's command line; flags that do not matter here are named once and ignored.",
+        epilog="GET /emulator on its port describes the calls that make it misbehave.",
+    )
+    _add_own(parser)
+    _add_server(parser)
+    _add_engine(parser)
+    return parser
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    own = parser.add_argument_group("the emulator's own")
+    own.add_argument("--count", type=_at_least(1), default=1, metavar="N", help="engines in this process: "
+                     "ports and event addresses are numbered from the given ones on")  # fmt: skip
+    own.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="time passes X times faster")
+    own.add_argument("--cost", metavar="FILE", help="what steps cost, as `anbar calibrate` measured; "
+                     f"{NO_COST}: nothing; default: an 8B model on an H100, estimated")  # fmt: skip
+    own.add_argument("--seed", type=int, default=0, help="of the answers' text")
+    own.add_argument("--framing", type=_member(Framing), default=Framing.MAPS, metavar="maps|arrays",
+                     help="of KV events: vLLM 0.32's, or that of older releases")  # fmt: skip
+    own.add_argument("--shared-dir", type=Path, metavar="DIR", help="where emulated engines note what is in "
+                     "the store that they share; default: the engines of this process share one")  # fmt: skip
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("vLLM's, of the server")
+    server.add_argument("--model", help="directory with tokenizer.json; default: the small model that `anbar "
+                        "model` unpacks, else a tiny built-in tokenizer")  # fmt: skip
+    server.add_argument("--served-model-name", nargs="+", metavar="NAME")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on (here: 127.0.0.1)")
+    server.add_argument("--port", type=_port, default=8000, help="0 picks a free one")
+    server.add_argument("--api-key", nargs="+", metavar="KEY")
+    server.add_argument("--runner", type=_runner, default=Runner.GENERATE, metavar="generate|pooling")
+    server.add_argument("--task", choices=("generate", "embed", "embedding"), help="embed: --runner pooling")
+    server.add_argument("--lora-modules", nargs="+", type=_lora, metavar="NAME=PATH")
+    server.add_argument("--kv-events-config", type=_json, metavar="JSON")
+    server.add_argument("--kv-transfer-config", type=_json, metavar="JSON")
+    for flag in ("prompt-tokens-details", "request-id-headers", "force-include-usage"):
+        server.add_argument(f"--enable-{flag}", action="store_true")
+    server.add_argument("--enable-server-load-tracking", action="store_true")
+    server.add_argument("--enable-auto-tool-choice", action="store_true")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("vLLM's, of the engine")
+    engine.add_argument("--block-size", type=_at_least(1), metavar="TOKENS")
+    engine.add_argument("--num-gpu-blocks-override", type=_at_least(2), metavar="BLOCKS")
+    engine.add_argument("--kv-cache-memory-bytes", type=_size, metavar="BYTES")
+    engine.add_argument("--max-model-len", type=_tokens, metavar="TOKENS")
+    engine.add_argument("--max-num-seqs", type=_at_least(1), default=256)
+    engine.add_argument("--max-num-batched-tokens", type=_tokens, default=2048)
+    engine.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    engine.add_argument("--tensor-parallel-size", "-tp", type=_at_least(1), default=1)
+    engine.add_argument("--dtype", default="auto")
+
+
+def _at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return value
+
+    return number
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return value
+
+
+def _speed(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+_UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+"""vLLM's human-readable integers: 1k is a thousand, 1K is 1,024."""
+
+
+def _tokens(text: str) -> int:
+    unit = _UNITS.get(text[-1:], 1)
+    value = int(float(text.rstrip("".join(_UNITS))) * unit)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
+    return value
+
+
+_size = _tokens
+
+
+def _json(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
+    return value
+
+
+def _lora(text: str) -> tuple[str, str]:
+    if text.startswith("{"):
+        entry = _json(text)
+        name, path = str(entry.get("name") or ""), str(entry.get("path") or "")
+    else:
+        name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not NAME=PATH")
+    return name, path
+
+
+def _member(kind: type[Framing]) -> Any:
+    def member(text: str) -> Framing:
+        try:
+            return kind(text)
+        except ValueError as error:
+            allowed = ", ".join(member.value for member in kind)
+            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {allowed}") from error
+
+    return member
+
+
+def _runner(text: str) -> Runner:
+    if text == "auto":
+        return Runner.GENERATE
+    try:
+        return Runner(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: auto, generate, pooling") from error

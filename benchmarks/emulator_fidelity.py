@@ -2,8 +2,8 @@
 
 A real engine is calibrated; then a trace that calibration has not seen (shared system prompts, arrivals at
 random, several requests at once, answers of many lengths) is played to it several times, with new tokens each
-time, and once to the engine model in virtual time at the calibrated cost. Compared are TTFT and
-throughput; allowed is 15 %, or twice what the real engine differs from itself.
+time, and at the calibrated cost to the engine model in virtual time and to an emulated engine over HTTP.
+Compared are TTFT and throughput; allowed is 15 %, or twice what the real engine differs from itself.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,8 @@ from anbar.apps.calibrate.live import calibrate_url
 from anbar.apps.calibrate.prompts import TEXT
 from anbar.apps.calibrate.run import Calibration
 from anbar.apps.calibrate.target import Ask, Timeline
-from anbar.core.cost_file import CostFile
+from anbar.apps.emulator import EmulatedEngine, EngineSettings
+from anbar.core.cost_file import CostFile, EngineType
 from anbar.sim.engine.engine import Tiers
 from anbar.sim.engine.shape import EngineShape, HostShape
 from benchmarks.report import Report, Series
@@ -97,9 +98,8 @@ def outcome(timelines: Sequence[Timeline]) -> Outcome:
     return Outcome(statistics.mean(ttft), ttft[round(0.9 * (len(ttft) - 1))], tokens / (end_s - start_s))
 
 
-def emulate(trace: Sequence[Shape], content: CostFile) -> Outcome:
-    """The trace on the engine model, in virtual time."""
-    kind = content.engine
+def sizes(kind: EngineType) -> tuple[EngineShape, HostShape]:
+    """What the real engine was started with."""
     shape = EngineShape(
         block_size=kind.block_size,
         num_blocks=NUM_BLOCKS,
@@ -108,13 +108,29 @@ def emulate(trace: Sequence[Shape], content: CostFile) -> Outcome:
         max_model_len=MAX_MODEL_LEN,
         kv_bytes_per_token=kind.kv_bytes_per_token,
     )
-    chunks = HOST_BYTES // (kind.kv_bytes_per_token * kind.block_size)
-    engine = VirtualEngine(shape, content.cost, Tiers(HostShape(chunks)))
+    return shape, HostShape(HOST_BYTES // (kind.kv_bytes_per_token * kind.block_size))
+
+
+def play_model(trace: Sequence[Shape], content: CostFile) -> Outcome:
+    """The trace on the engine model, in virtual time."""
+    shape, host = sizes(content.engine)
+    engine = VirtualEngine(shape, content.cost, Tiers(host))
     return outcome(engine.play(fill(trace, range(1000, 1100), random.Random(SEED))))
 
 
-async def play_real(url: str, trace: Sequence[Shape], runs: int) -> list[Outcome]:
-    """The trace on the real engine, once to warm it up and then `runs` times."""
+async def play_emulated(trace: Sequence[Shape], content: CostFile, directory: Path) -> Outcome:
+    """The trace on an emulated engine, over HTTP and in real time."""
+    shape, host = sizes(content.engine)
+    settings = EngineSettings(
+        directory, port=0, shape=shape, host_tier=host, cost=content.cost, prompt_tokens_details=True
+    )
+    async with EmulatedEngine(settings) as engine:
+        (found,) = await play(engine.url, trace, 1)
+    return found
+
+
+async def play(url: str, trace: Sequence[Shape], runs: int) -> list[Outcome]:
+    """The trace on the engine behind `url`, `runs` times."""
     found = []
     async with aclosing(EngineClient(url)) as client:
         await client.facts()
@@ -126,68 +142,89 @@ async def play_real(url: str, trace: Sequence[Shape], runs: int) -> list[Outcome
     return found
 
 
-def compare(name: str, real: Sequence[float], emulated: float) -> tuple[str, bool]:
-    """A line on one figure, and whether the model is close enough."""
-    middle = statistics.median(real)
-    spread = (max(real) - min(real)) / middle
-    error = emulated / middle - 1.0
-    allowed = max(ALLOWED, 2 * spread)
-    text = (
-        f"{name}: real {middle:.3f} ({min(real):.3f} to {max(real):.3f}), model {emulated:.3f}: "
-        f"{error:+.1%}, allowed {allowed:.0%}"
-    )
-    return text, abs(error) <= allowed
+FIGURES: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
+    ("mean TTFT, s", lambda run: run.ttft_mean_s),
+    ("90th percentile of TTFT, s", lambda run: run.ttft_p90_s),
+    ("throughput, tokens/s", lambda run: run.tokens_per_s),
+)
 
 
-def measure(url: str, quick: bool, count: int, runs: int, out: Path) -> tuple[Report, bool]:
-    """Calibrate, play, compare."""
+def compare(name: str, real: Sequence[Outcome], found: Outcome) -> Iterator[tuple[str, float, bool]]:
+    """For each figure: what was found and what is allowed, the ratio, and whether it is close enough."""
+    for figure, of in FIGURES:
+        values = [of(run) for run in real]
+        middle = statistics.median(values)
+        allowed = max(ALLOWED, 2 * (max(values) - min(values)) / middle)
+        ratio = of(found) / middle
+        text = (
+            f"{figure}: real {middle:.3f} ({min(values):.3f} to {max(values):.3f}), {name} {of(found):.3f}: "
+            f"{ratio - 1:+.1%}, allowed {allowed:.0%}"
+        )
+        yield text, ratio, abs(ratio - 1) <= allowed
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Everything that was played."""
+
+    calibration: Calibration
+    trace: Sequence[Shape]
+    real: Sequence[Outcome]
+    model: Outcome
+    emulator: Outcome
+
+
+def measure(url: str, quick: bool, count: int, runs: int, directory: Path) -> Runs:
+    """Calibrate and play; `directory` is the model's."""
     given = Given(device="cpu", dtype="float32")
 
     def say(stage: str, _: float) -> None:
         print(stage, flush=True)
 
     calibration = asyncio.run(calibrate_url(url, None, given, QUICK if quick else FULL, say))
-    write_cost_file(out, calibration.content)
     trace = make_trace(random.Random(SEED), count)
-    real = asyncio.run(play_real(url, trace, runs))
-    return _report(calibration, trace, real)
+    real = asyncio.run(play(url, trace, runs))
+    model_run = play_model(trace, calibration.content)
+    emulated = asyncio.run(play_emulated(trace, calibration.content, directory))
+    return Runs(calibration, trace, real, model_run, emulated)
 
 
-def _report(calibration: Calibration, trace: Sequence[Shape], real: Sequence[Outcome]) -> tuple[Report, bool]:
-    found = emulate(trace, calibration.content)
-    lines = [
-        compare("mean TTFT, s", [run.ttft_mean_s for run in real], found.ttft_mean_s),
-        compare("90th percentile of TTFT, s", [run.ttft_p90_s for run in real], found.ttft_p90_s),
-        compare("throughput, tokens/s", [run.tokens_per_s for run in real], found.tokens_per_s),
-    ]
+def report_on(runs: Runs) -> tuple[Report, bool]:
+    """The report, and whether everything was close enough."""
+    content, trace, real = runs.calibration.content, runs.trace, runs.real
     report = Report(
         name="emulator-fidelity",
         command="make bench NAME=emulator-fidelity",
         setup={
             "model": "smollm2-135m-instruct",
-            "vllm": calibration.content.engine.vllm,
+            "vllm": content.engine.vllm,
             "dtype": "float32",
             "requests": len(trace),
             "prompt_tokens": sum(SYSTEM_TOKENS + shape.num_own for shape in trace),
             "answer_tokens": sum(shape.num_answer for shape in trace),
             "calibration_residuals": {
-                residual.what: residual.median_error for residual in calibration.content.measured.residuals
+                residual.what: residual.median_error for residual in content.measured.residuals
             },
+            "tokens_per_s": [run.tokens_per_s for run in real],
+            "load_average_at_the_end": round(os.getloadavg()[0], 1),
         },
         series=[
             Series("mean TTFT, real", [run.ttft_mean_s for run in real]),
-            Series("mean TTFT, model", [found.ttft_mean_s] * len(real)),
-            Series("p90 TTFT, real", [run.ttft_p90_s for run in real]),
-            Series("p90 TTFT, model", [found.ttft_p90_s] * len(real)),
+            Series("p90 of TTFT, real", [run.ttft_p90_s for run in real]),
+            Series("mean TTFT, model", [runs.model.ttft_mean_s]),
+            Series("p90 of TTFT, model", [runs.model.ttft_p90_s]),
+            Series("mean TTFT, emulator", [runs.emulator.ttft_mean_s]),
+            Series("p90 of TTFT, emulator", [runs.emulator.ttft_p90_s]),
         ],
-        notes=[text for text, _ in lines],
+        notes=list(runs.calibration.notes),
     )
-    report.ratio("mean TTFT, model / real", report.series[1], report.series[0])
-    report.ratio("p90 TTFT, model / real", report.series[3], report.series[2])
-    report.ratios["throughput, model / real"] = found.tokens_per_s / statistics.median(
-        run.tokens_per_s for run in real
-    )
-    return report, all(good for _, good in lines)
+    good = True
+    for name, found in (("model", runs.model), ("emulator", runs.emulator)):
+        for (figure, _), (text, ratio, close) in zip(FIGURES, compare(name, real, found), strict=True):
+            report.notes.append(text)
+            report.ratios[f"{figure.partition(',')[0]}, {name} / real"] = ratio
+            good = good and close
+    return report, good
 
 
 def main() -> None:
@@ -205,12 +242,14 @@ def main() -> None:
         name = f"anbar-bench-{os.getpid()}"
         config = EngineConfig(name, directory, native(), num_blocks=NUM_BLOCKS, max_model_len=MAX_MODEL_LEN)
         engine = Engine(python, config, free_port(), Path(scratch) / "engine.log")
-        out = options.cost or Path(scratch) / "cost.json"
         with ExitStack() as stack:
             engine.start()
             stack.callback(engine.terminate)
             engine.wait_ready()
-            report, good = measure(engine.url, options.quick, options.requests, options.runs, out)
+            runs = measure(engine.url, options.quick, options.requests, options.runs, directory)
+    if options.cost is not None:
+        write_cost_file(options.cost, runs.calibration.content)
+    report, good = report_on(runs)
     report.show()
     print(f"written: {report.write().relative_to(Path.cwd())}")
     raise SystemExit(0 if good else 1)

@@ -69,7 +69,8 @@ class Replay:
         assert self._engine.start_step(0.0) is None, f"{batch.name}: the model has something left to do"
         for asked in batch.requests:
             hits = (requests[asked.id].num_device_hit, requests[asked.id].num_external_hit)
-            assert hits == (asked.device_hit, asked.external_hit), f"{asked.id}: hits differ"
+            if asked.answer:  # vLLM says it with the first token
+                assert hits == (asked.device_hit, asked.external_hit), f"{asked.id}: hits differ"
             assert requests[asked.id].num_preemptions == asked.num_preemptions
             self.totals.device_hits += asked.device_hit
             self.totals.external_hits += asked.external_hit

@@ -10,7 +10,7 @@ from anbar.apps.calibrate.campaign import FULL, QUICK, Plan
 from anbar.apps.calibrate.given import Given
 from anbar.apps.calibrate.prompts import Prompts
 from anbar.apps.calibrate.run import Calibration, Session, calibrate
-from anbar.apps.calibrate.target import EngineFacts
+from anbar.apps.calibrate.target import Ask, EngineFacts
 from anbar.core.cost import CopyCost, EngineCost, TokenCurve
 from anbar.core.cost_file import render
 from anbar.core.errors import MeasureError
@@ -105,11 +105,26 @@ async def test_a_busy_engine_is_refused() -> None:
     assert engine.clock.now_s() == 0.0
 
 
+async def test_company_is_named() -> None:
+    """Somebody else's request amid the measurements: the report says how many tokens it was."""
+    engine = VirtualEngine(SHAPE, COST)
+
+    def join(stage: str, share: float) -> None:
+        if stage.startswith("decodes, round 2"):
+            engine.play([Ask(tuple(range(500)), 3)])
+
+    session = replace(_session(engine), progress=join)
+    result = await calibrate(engine, FACTS, GIVEN, QUICK, session)
+    assert "500 prompt tokens" in result.notes[0]
+
+
 async def test_kv_bytes_that_nobody_knows() -> None:
-    """A model that is not on this machine, and no host tier: the user is asked, with the formula."""
+    """A model that is not on this machine, and no host tier: the user is asked, with the formula, before
+    anything is measured."""
     engine = VirtualEngine(SHAPE, COST)
     with pytest.raises(MeasureError, match="kv_bytes_per_token=N"):
         await calibrate(engine, FACTS, Given(device="cpu"), QUICK, _session(engine))
+    assert engine.clock.now_s() == 0.0
 
 
 HOST_COST = replace(COST, load=CopyCost(0.0, 0.0, 2e-7), store=CopyCost(0.0, 0.0, 3e-7), copy_delay=1.0)

@@ -67,6 +67,7 @@ class VirtualEngine:
         totals, size = self.engine.counters, self.engine.shape.kv_bytes_per_token
         return Counters(
             num_running=self.num_running,
+            prompt_tokens=totals.num_prompt,
             external_tokens=totals.num_prompt_external_hit,
             load_bytes=totals.num_loaded * size,
             load_s=totals.num_loaded * size * self._cost.load.s_per_byte,

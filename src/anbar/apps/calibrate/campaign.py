@@ -22,7 +22,9 @@ _MIXED = ((2, 64), (4, 256))
 _LEAST_WINDOW = 3
 """Fewer steps with the whole batch are no measurement."""
 _PROBE = 128
-_SHARES = {"prompts": 0.45, "extensions": 0.1, "decodes": 0.35, "mixed": 0.1}
+_PROMPT_SHARE = 0.45
+"""Of the time is for prompts that nothing is cached of."""
+_DECODE_SHARE = 0.35
 
 Progress = Callable[[str, float], None]
 """Called with what is being measured and the share that is done."""
@@ -68,31 +70,20 @@ class Campaign:
         started_s = self._clock.now_s()
         progress("warming up", 0.0)
         self._lengths = self._affordable(await self._warm_up())
+        stages = (
+            ("prompts", self._prompt_cases),
+            ("prompts with a cached prefix", self._extension_cases),
+            ("decodes", self._decode_cases),
+            ("prompts beside decodes", self._mixed_cases),
+        )
         for number in range(self._plan.num_rounds):
             now_s = self._clock.now_s()
             if number > 1 and (now_s - started_s) * (number + 1) / number > 1.3 * self._plan.seconds:
                 break
-            for stage in _SHARES:
-                name = f"{stage}, round {number + 1} of {self._plan.num_rounds}"
-                progress(name, self._share_done(number, stage))
-                await self._stage(stage, number)
-
-    def _share_done(self, number: int, stage: str) -> float:
-        before = sum(
-            share for name, share in _SHARES.items() if list(_SHARES).index(name) < list(_SHARES).index(stage)
-        )
-        return (number + before) / self._plan.num_rounds
-
-    async def _stage(self, stage: str, number: int) -> None:
-        match stage:
-            case "prompts":
-                await self._prompt_cases(number)
-            case "extensions":
-                await self._extension_cases(number)
-            case "decodes":
-                await self._decode_cases(number)
-            case _:
-                await self._mixed_cases(number)
+            for stage, (name, measure) in enumerate(stages):
+                done = (number + stage / len(stages)) / self._plan.num_rounds
+                progress(f"{name}, round {number + 1} of {self._plan.num_rounds}", done)
+                await measure(number)
 
     async def _warm_up(self) -> float:
         """Seconds of a prompt of _PROBE tokens: the least of three, after one that is not counted."""
@@ -104,7 +95,7 @@ class Campaign:
         """Doubling lengths that all rounds have time for; a sum of doubling terms is twice the last."""
         capacity = self._facts.num_blocks * self._facts.block_size // 2 or self._plan.max_prompt_tokens
         most = min(self._plan.max_prompt_tokens, self._facts.max_model_len - _EXTENSION - 2, capacity)
-        allowed_s = self._plan.seconds * _SHARES["prompts"] / self._plan.num_rounds
+        allowed_s = self._plan.seconds * _PROMPT_SHARE / self._plan.num_rounds
         lengths = [SHORT]
         while lengths[-1] * 2 <= most:
             if lengths[-1] >= _PROBE and probe_s * (lengths[-1] * 4 / _PROBE) > allowed_s:
@@ -131,7 +122,7 @@ class Campaign:
         self._note(kind, case, number, work, timeline.ttft_s)
 
     async def _decode_cases(self, number: int) -> None:
-        allowed_s = self._plan.seconds * _SHARES["decodes"] / self._plan.num_rounds
+        allowed_s = self._plan.seconds * _DECODE_SHARE / self._plan.num_rounds
         started_s = self._clock.now_s()
         for batch in self._batches():
             before_s = self._clock.now_s()

@@ -15,6 +15,8 @@ class Counters:
 
     num_running: int = 0
     num_waiting: int = 0
+    prompt_tokens: int = 0
+    """Of all requests, cached or not."""
     external_tokens: int = 0
     """Prompt tokens that came from a tier below the device."""
     has_offload: bool = False
@@ -28,6 +30,7 @@ class Counters:
 _FIELDS = {
     "vllm:num_requests_running": "num_running",
     "vllm:num_requests_waiting": "num_waiting",
+    "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:kv_offload_load_bytes_total": "load_bytes",
     "vllm:kv_offload_load_time_total": "load_s",
     "vllm:kv_offload_store_bytes_total": "store_bytes",
@@ -56,6 +59,7 @@ def parse_counters(page: bytes) -> Counters:
     return Counters(
         num_running=int(totals["num_running"]),
         num_waiting=int(totals["num_waiting"]),
+        prompt_tokens=int(totals["prompt_tokens"]),
         external_tokens=int(external),
         has_offload=offload,
         load_bytes=totals["load_bytes"],

@@ -10,8 +10,9 @@ from anbar.apps.calibrate.campaign import Campaign, Plan, Progress
 from anbar.apps.calibrate.fit import Compute, fit, residuals, undisturbed
 from anbar.apps.calibrate.given import Given, dtype_of, kv_bytes_of
 from anbar.apps.calibrate.host import HostCost, HostMeasurement
+from anbar.apps.calibrate.metrics_page import Counters
 from anbar.apps.calibrate.prompts import Prompts
-from anbar.apps.calibrate.target import EngineFacts, Target
+from anbar.apps.calibrate.target import Counted, EngineFacts, Target
 from anbar.apps.calibrate.work import Sample
 from anbar.core.clock import Clock
 from anbar.core.cost import EngineCost
@@ -54,44 +55,64 @@ async def calibrate(
     target: Target, facts: EngineFacts, given: Given, plan: Plan, session: "Session"
 ) -> Calibration:
     """Measure `target`. Raises MeasureError when it is busy or does not answer as it should."""
-    await check_idle(target, facts)
+    before = await idle_counters(target, facts)
+    if not facts.has_offload:
+        kv_bytes_of(facts, given, 0)  # better refused now than after minutes
     started_s = session.clock.now_s()
-    budget = given.max_num_batched_tokens
-    campaign = Campaign(target, facts, session.prompts, plan, budget, session.clock)
+    counted, budget = Counted(target), given.max_num_batched_tokens
+    campaign = Campaign(counted, facts, session.prompts, plan, budget, session.clock)
     await campaign.run(session.progress)
-    front_s_per_token = await tokenize_cost(target, session.prompts)
+    front_s_per_token = await tokenize_cost(counted, session.prompts)
     samples = undisturbed(campaign.samples)
     compute = fit(samples)
     host = HostCost()
     if facts.has_offload:
         lengths = [len(prompt) for prompt in campaign.computed[:4]]
-        measurement = HostMeasurement(target, facts, session.prompts, compute, budget)
+        measurement = HostMeasurement(counted, facts, session.prompts, compute, budget)
         host = await measurement.run(lengths, plan.seconds * _HOST_SHARE, session.progress)
-    kv_bytes = kv_bytes_of(facts, given, host.kv_bytes_per_token)
-    device = given.device or session.device
-    cost = EngineCost(
-        tokens=compute.tokens,
-        prefill_s_per_token2=compute.prefill_s_per_token2,
-        decode_s_per_kv_byte=compute.decode_s_per_token / kv_bytes,
-        load=host.load,
-        store=host.store,
-        copy_delay=COPY_DELAY_CPU if device == "cpu" else COPY_DELAY_GPU,
-        front_s=compute.front_s,
-        front_s_per_token=front_s_per_token,
-    )
+    after = await counted.counters()
     measured = Measured(
         at=session.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"anbar calibrate {__version__}",
         seconds=round(session.clock.now_s() - started_s, 1),
         residuals=(*residuals(samples, compute), *host.residuals),
     )
-    engine = EngineType(
-        facts.model, device, dtype_of(facts, given), facts.vllm, facts.block_size, kv_bytes, budget
+    engine = _engine(facts, given, host, session.device)
+    notes = (
+        host.note,
+        _unrest(len(campaign.samples) - len(samples), len(campaign.samples)),
+        _company(after.prompt_tokens - before.prompt_tokens - counted.num_prompt_tokens),
     )
-    coefficients = tuple(_coefficients(compute, samples))
-    disturbed = _unrest(len(campaign.samples) - len(samples), len(campaign.samples))
-    notes = [note for note in (host.note, disturbed) if note]
-    return Calibration(CostFile(engine, measured, cost), coefficients, tuple(notes))
+    return Calibration(
+        CostFile(engine, measured, _cost(engine, compute, host, front_s_per_token)),
+        tuple(_coefficients(compute, samples)),
+        tuple(note for note in notes if note),
+    )
+
+
+def _engine(facts: EngineFacts, given: Given, host: HostCost, device: str) -> EngineType:
+    return EngineType(
+        model=facts.model,
+        device=given.device or device,
+        dtype=dtype_of(facts, given),
+        vllm=facts.vllm,
+        block_size=facts.block_size,
+        kv_bytes_per_token=kv_bytes_of(facts, given, host.kv_bytes_per_token),
+        max_num_batched_tokens=given.max_num_batched_tokens,
+    )
+
+
+def _cost(engine: EngineType, compute: Compute, host: HostCost, front_s_per_token: float) -> EngineCost:
+    return EngineCost(
+        tokens=compute.tokens,
+        prefill_s_per_token2=compute.prefill_s_per_token2,
+        decode_s_per_kv_byte=compute.decode_s_per_token / engine.kv_bytes_per_token,
+        load=host.load,
+        store=host.store,
+        copy_delay=COPY_DELAY_CPU if engine.device == "cpu" else COPY_DELAY_GPU,
+        front_s=compute.front_s,
+        front_s_per_token=front_s_per_token,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +137,22 @@ def _unrest(num_disturbed: int, num_samples: int) -> str:
     return f"{text}: the machine was not quiet, the figures are worth little; calibrate again when it is"
 
 
-async def check_idle(target: Target, facts: EngineFacts) -> None:
-    """Raises MeasureError when the engine serves somebody."""
+def _company(num_tokens: int) -> str:
+    """What to say of prompt tokens that somebody else sent; "" when there were none."""
+    if num_tokens <= 0:
+        return ""
+    return f"somebody else sent {num_tokens:,} prompt tokens meanwhile, which has disturbed the measurements"
+
+
+async def idle_counters(target: Target, facts: EngineFacts) -> Counters:
+    """Its totals. Raises MeasureError when the engine serves somebody."""
     counters = await target.counters()
     if counters.num_running or counters.num_waiting:
         raise MeasureError(
             f"{facts.url} is busy: {counters.num_running} requests running, {counters.num_waiting} waiting; "
             "calibrate it while nobody uses it"
         )
+    return counters
 
 
 async def tokenize_cost(target: Target, prompts: Prompts) -> float:

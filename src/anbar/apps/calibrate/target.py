@@ -63,3 +63,25 @@ class Target(Protocol):
     async def tokenize_s(self, text: str) -> tuple[float, int]:
         """Seconds to tokenize `text` over the API, and the number of its tokens."""
         ...
+
+
+class Counted:
+    """A `Target` that counts the prompt tokens it was asked for."""
+
+    def __init__(self, target: Target) -> None:
+        self.num_prompt_tokens = 0
+        self._target = target
+
+    async def run(self, asks: Sequence[Ask]) -> list[Timeline]:
+        timelines = await self._target.run(asks)
+        self.num_prompt_tokens += sum(timeline.num_prompt_tokens for timeline in timelines)
+        return timelines
+
+    async def counters(self) -> Counters:
+        return await self._target.counters()
+
+    async def clear_device(self) -> bool:
+        return await self._target.clear_device()
+
+    async def tokenize_s(self, text: str) -> tuple[float, int]:
+        return await self._target.tokenize_s(text)

@@ -3,6 +3,8 @@
 Source: vLLM 0.32 `entrypoints/serve/exception_handling/handlers/validation.py`.
 """
 
+from dataclasses import replace
+
 from anbar.testing.engine_contract.refusals import (
     CHATS,
     COMPLETIONS,
@@ -108,9 +110,10 @@ def check_refused_shapes(target: Target) -> None:
             "body.prompt.0",
             TYPE,
         ),
-        typed("stream_options", "x", "model_attributes_type", _OBJECT, "x"),
     )
     checked(target, COMPLETIONS, rows)
+    options = typed("stream_options", "x", "model_attributes_type", _OBJECT, "x")
+    checked(target, COMPLETIONS, [replace(options, fields={"stream": True, **options.fields})])
     chats = (
         typed("messages", "hello", "list_type", _LIST, "hello"),
         typed("tools", "x", "list_type", _LIST, "x"),

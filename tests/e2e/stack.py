@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +117,7 @@ class Stack:
 
     def engines(self) -> dict[str, Engine]:
         """The engines that run now, from the state file."""
-        parts = (part for part in self.state()["parts"] if part["kind"] == "engine")
+        parts = (part for part in self.state()["parts"] if part["kind"] in ("engine", "emulated"))
         return {part["name"]: Engine(part["name"], part["url"], part["pid"]) for part in parts}
 
     def state(self) -> dict[str, Any]:
@@ -203,14 +203,20 @@ class Stack:
 
 
 @contextmanager
-def run_stack(config: dict[str, Any], directory: Path, ready_timeout_s: float = 400) -> Iterator[Stack]:
-    """`anbar up` with `config`, stopped at the end; its output is shown when it did not become ready."""
+def run_stack(
+    config: dict[str, Any], directory: Path, options: Sequence[str] = (), ready_timeout_s: float = 400
+) -> Iterator[Stack]:
+    """`anbar up` with `config` and `options`, stopped at the end; its output is shown when it did not become
+    ready."""
     config_path = directory / "anbar.yaml"
     config_path.write_text(yaml.safe_dump(config))
     output = directory / "up.log"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            [*ANBAR, "up", "--config", str(config_path)], stdout=log, stderr=subprocess.STDOUT, cwd=REPO
+            [*ANBAR, "up", "--config", str(config_path), *options],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=REPO,
         )
     try:
         stack = Stack(config_path, process, output)

@@ -13,6 +13,7 @@ from anbar.config.load import Loaded, Override, load, replaced
 from anbar.core.errors import ConfigError
 
 DEFAULT_FILE = Path("anbar.yaml")
+_NO_COST = "none"
 
 ConfigOption = Annotated[
     Path | None,
@@ -41,9 +42,12 @@ SpeedOption = Annotated[
     ),
 ]
 CostOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--cost", metavar="FILE", help="With --emulated: what steps cost, as `anbar calibrate` measured."
+        "--cost",
+        metavar="FILE",
+        help="With --emulated: what steps cost, as `anbar calibrate` measured; none: nothing. "
+        "Default: an 8B model on an H100, estimated.",
     ),
 ]
 
@@ -68,7 +72,7 @@ def load_options(
 
 
 def emulated(
-    loaded: Loaded, speed: float | None = None, cost: Path | None = None, *, is_asked: bool = True
+    loaded: Loaded, speed: float | None = None, cost: str | None = None, *, is_asked: bool = True
 ) -> tuple[Loaded, tuple[str, ...]]:
     """The configuration with every engine emulated, if that is asked for, and what was assumed for it."""
     if not is_asked:
@@ -76,10 +80,10 @@ def emulated(
             if value is not None:
                 raise ConfigError(f"command line {option}: allowed with --emulated only")
         return loaded, ()
-    if cost is not None:
-        cost = cost.resolve()
+    if cost is not None and cost != _NO_COST:
+        cost = str(Path(cost).resolve())
         try:
-            read_cost_file(cost)
+            read_cost_file(Path(cost))
         except ConfigError as error:
             raise ConfigError(f"command line --cost: {error}") from error
     found = emulate(loaded.config, Emulation(speed, cost), lambda port: can_listen("127.0.0.1", port))

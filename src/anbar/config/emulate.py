@@ -15,14 +15,15 @@ from anbar.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What the emulated engines have in common. `speed`: their seconds pass that many times faster than ours,
-    None: as fast. `cost`: file with the step cost that `anbar calibrate` measured, None: the built-in one.
+    """What the emulated engines have in common. `speed`: their time passes that many times faster, None: as
+    ours. `cost`: the absolute path of a cost file, or `none` for steps that take no time; None: the
+    emulator's own estimate of a GPU.
 
     Raises ConfigError for a speed that no clock can have.
     """
 
     speed: float | None = None
-    cost: Path | None = None
+    cost: str | None = None
 
     def __post_init__(self) -> None:
         if self.speed is not None and not (self.speed > 0 and math.isfinite(self.speed)):
@@ -33,7 +34,7 @@ class Emulation:
     def arguments(self) -> tuple[str, ...]:
         """For `anbar emulate`."""
         speed = () if self.speed is None else ("--speed", f"{self.speed:g}")
-        cost = () if self.cost is None else ("--cost", str(self.cost))
+        cost = () if self.cost is None else ("--cost", self.cost)
         return (*speed, *cost)
 
 

@@ -32,8 +32,8 @@ EMULATOR = ("anbar.cli.main", "emulate")
 """The module, and its command, that answers in place of vLLM's API server."""
 
 EMULATED_STORE = "shared"
-"""Directory below the scratch directory in which emulated engines note what is in the store. Never the store's
-own: to a real engine their entries would be damaged."""
+"""Directory below the scratch directory in which emulated engines note what is in the store. Never the
+store's own: to a real engine their entries would be damaged."""
 
 CPU_BLOCK_SIZE = 32
 """Default tokens per block on a cpu: the smallest that its attention takes, for the finest reuse."""
@@ -129,7 +129,7 @@ def engine_command(
         *("--host", "127.0.0.1", "--port", str(slot.port)),
         *_shape_args(launch, slot),
         "--enable-prompt-tokens-details",
-        *("--disable-access-log-for-endpoints", _UNLOGGED),
+        *_log_args(slot.device),
         *("--kv-events-config", _json(_events(slot))),
     ]
     transfer = _transfer(cache, slot, store, launch.weights_id)
@@ -169,6 +169,11 @@ def _program(device: Device) -> tuple[str, ...]:
     if device is Device.EMULATED:
         return EMULATOR
     return ("vllm.entrypoints.openai.api_server",)
+
+
+def _log_args(device: Device) -> tuple[str, ...]:
+    """An emulated engine logs no requests at all."""
+    return () if device is Device.EMULATED else ("--disable-access-log-for-endpoints", _UNLOGGED)
 
 
 def _shape_args(launch: LaunchConfig, slot: EngineSlot) -> list[str]:

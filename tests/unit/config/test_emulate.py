@@ -72,7 +72,7 @@ def test_ports_of_stand_ins() -> None:
 
 def test_options_become_arguments() -> None:
     """Speed and cost are those of every engine, after its own arguments: the last one wins."""
-    found = swapped(LAUNCHED, ATTACHED, emulation=Emulation(speed=2.5, cost=Path("/c.json")))
+    found = swapped(LAUNCHED, ATTACHED, emulation=Emulation(speed=2.5, cost="/c.json"))
     launched, attached = (engine.launch for engine in found.config.engines)
     assert launched is not None
     assert attached is not None

@@ -1,20 +1,49 @@
-"""A child process with an engine's bad habits, in a hundredth of its size. Run as a script."""
+"""A child process with an engine's bad habits, in a hundredth of its size. Run as a script.
+
+It answers what a launcher and a router ask before they count an engine as ready, and one chat. What engines
+really answer is the emulator's affair.
+"""
 
 import argparse
+import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
+from typing import Any
 
 
-class Health(BaseHTTPRequestHandler):
+class Pages(BaseHTTPRequestHandler):
+    def __init__(self, model: str, *args: Any) -> None:
+        self.pages = {
+            "/health": {},
+            "/version": {"version": "0.32.0"},
+            "/metrics": {},
+            "/v1/models": {
+                "object": "list",
+                "data": [{"id": model, "object": "model", "max_model_len": 256}],
+            },
+            "/v1/chat/completions": {"choices": [{"message": {"role": "assistant", "content": "A house."}}]},
+        }
+        super().__init__(*args)
+
     def do_GET(self) -> None:
-        self.send_response(200)
+        page = self.pages.get(self.path)
+        body = json.dumps(page).encode()
+        self.send_response(200 if page is not None else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
 
     def log_message(self, *args: object) -> None:
         return
@@ -31,6 +60,7 @@ def main() -> None:
     parser.add_argument("--die-once", help="a file: exit 3 if it does not exist, after creating it")
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name", default="fake-model")
     options = parser.parse_args()
     for _ in range(options.children):
         if os.fork() == 0:
@@ -59,7 +89,8 @@ def main() -> None:
         print("something went wrong", flush=True)
         sys.exit(options.exit_code)
     if options.port is not None:
-        HTTPServer(("127.0.0.1", options.port), Health).serve_forever()
+        pages = partial(Pages, options.served_model_name)
+        ThreadingHTTPServer(("127.0.0.1", options.port), pages).serve_forever()
     time.sleep(60)
 
 

@@ -11,19 +11,15 @@ from anbar.adapters.process import proc
 CHILD = Path(__file__).with_name("fake_child.py")
 
 API_SERVER = """
-import json, os, subprocess, sys
+import os, subprocess, sys
 os.environ.pop("PYTHONPATH")
 def value(flag):
     return sys.argv[sys.argv.index(flag) + 1]
 if "FAKE_WORKER" in os.environ:
     subprocess.Popen(["{python}", "{child}", *os.environ["FAKE_WORKER"].split()])
-if "FAKE_CHILD" in os.environ:
-    command = ["{child}", "--port", value("--port"), *os.environ["FAKE_CHILD"].split()]
-else:
-    events = json.loads(value("--kv-events-config"))
-    command = ["-m", "anbar.testing.fake_engine", "--port", value("--port"), "--model",
-        value("--served-model-name"), "--events", events["endpoint"], "--replay", events["replay_endpoint"]]
-os.execv("{python}", ["{python}", *command])
+habits = os.environ.get("FAKE_CHILD", "").split()
+names = ["--port", value("--port"), "--served-model-name", value("--served-model-name")]
+os.execv("{python}", ["{python}", "{child}", *names, *habits])
 """
 
 
@@ -41,9 +37,8 @@ def below(pid: int) -> list[proc.ProcessId]:
 
 
 def fake_python(directory: Path, *, vllm: str | None = "0.32.0", anbar: str | None = "0.1.0") -> Path:
-    """An executable that passes for a Python with vLLM. Its API server is the fake engine, or `fake_child.py`
-    with the options in the variable FAKE_CHILD; FAKE_WORKER gives it a child of its own, a `fake_child.py`
-    with those options.
+    """An executable that passes for a Python with vLLM. Its API server is `fake_child.py` with the options in
+    the variable FAKE_CHILD; FAKE_WORKER gives it a child of its own, a `fake_child.py` with those options.
 
     `vllm` and `anbar` are the versions that it says it has; None: not installed.
     """

@@ -38,18 +38,18 @@ async def started(spec: ChildSpec, num_processes: int) -> tuple[GuardedProcess, 
 
 
 @pytest.fixture
-async def no_leftovers() -> AsyncIterator[None]:
-    """Whatever a test does, it may not leave a process of ours."""
-    before = {entry.id for entry in proc.all_entries()}
+async def no_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Whatever a test does, it may not leave a process of its own: known by a variable that all inherit."""
+    mark = f"TEST_PLACE={tmp_path}"
+    monkeypatch.setenv(*mark.split("=", 1))
     yield
-    mine = str(CHILD)
 
     def ours() -> list[int]:
         found = []
         for entry in proc.all_entries():
             with contextlib.suppress(OSError):
-                command = Path(f"/proc/{entry.id.pid}/cmdline").read_text()
-                if entry.id not in before and mine in command and not entry.zombie:
+                environ = Path(f"/proc/{entry.id.pid}/environ").read_bytes().split(b"\0")
+                if mark.encode() in environ and not entry.zombie:
                     found.append(entry.id.pid)
         return found
 

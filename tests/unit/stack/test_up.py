@@ -13,6 +13,7 @@ from pathlib import Path
 
 from anbar.adapters.process import proc
 from tests.unit.stack.place import Place
+from tests.unit.stack.processes import CHILD
 
 
 def test_life_of_a_stack(place: Place) -> None:
@@ -102,8 +103,8 @@ def test_second_ctrl_c(place: Place) -> None:
 
 def test_attached_engines_models(place: Place) -> None:
     """What can be asked for is not in the configuration: the printed curl names what the router serves."""
-    engine = [sys.executable, "-m", "anbar.testing.fake_engine", "--port", str(place.base + 1)]
-    with subprocess.Popen([*engine, "--model", "attached-model"]) as process:
+    engine = [sys.executable, str(CHILD), "--port", str(place.base + 1)]
+    with subprocess.Popen([*engine, "--served-model-name", "attached-model"]) as process:
         try:
             place.launch = {}
             place.url = f"http://127.0.0.1:{place.base + 1}"

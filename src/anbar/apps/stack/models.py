@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from anbar.apps.emulator.tiny_model import write_tiny_model
 from anbar.apps.interpreter import Interpreter
 from anbar.apps.model import ensure_default, models_dir
 from anbar.apps.stack.placement import is_emulated, launched_entries
 from anbar.apps.stack.reporter import Reporter
 from anbar.config.models import DEFAULT_MODEL, AnbarConfig
 from anbar.core.errors import StackError
-from anbar.testing.fake_engine.tokenizer import write_tokenizer
 
 TINY_MODEL = "tiny-model"
 """Name of the directory in the scratch directory that holds the emulator's own tokenizer."""
@@ -38,7 +38,7 @@ def locate_models(
         found = tokenizer_of(model, environ)
         if found is None:
             reporter.note(f"{entry.name}: {no_tokenizer(model)}")
-            found = write_tokenizer(scratch_dir / TINY_MODEL)
+            found = write_tiny_model(scratch_dir / TINY_MODEL)
         models[entry.name] = str(found)
     return models
 

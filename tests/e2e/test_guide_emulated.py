@@ -1,0 +1,82 @@
+"""The guide «develop against a fleet without a GPU», followed to the letter in an empty directory."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.guide import matches, outputs, read_blocks, shell_script
+from tests.e2e.stack import REPO
+from tests.ports import free_ports
+
+GUIDE = REPO / "docs/guides/develop-without-gpu.md"
+LIMIT_S = 150
+"""Some 25 s on two cores that nobody else uses; most of it are the starts of eight engines."""
+
+
+def test_the_guide(tmp_path: Path) -> None:
+    """Every shell and Python block runs without an error and prints what the guide says, in their order. The
+    guide's ports are swapped for free ones, so that a stack that runs here is no obstacle."""
+    blocks = read_blocks(GUIDE)
+    ports = free_ports(9)
+    renamed = {"8000": str(ports[0]), **{str(8100 + index): str(ports[1 + index]) for index in range(8)}}
+    env = {**os.environ, "PATH": f"{REPO / '.venv/bin'}:{os.environ['PATH']}"}
+    env = {name: value for name, value in env.items() if not name.startswith("ANBAR_")}
+    script = f"set -eo pipefail\n{shell_script(blocks, renamed)}"
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            env=env,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            status = -1
+        finally:
+            _end(process.pid)
+            process.wait()
+    text = (tmp_path / "output").read_text()
+    printed = outputs(text)
+    assert status == 0, text
+    assert len(printed) == len(blocks) > 10
+    wrong = [
+        (block.expected, printed[number])
+        for number, block in enumerate(blocks)
+        if not matches(block, printed[number], renamed)
+    ]
+    assert wrong == []
+
+
+def _end(session: int) -> None:
+    """End what a script that was cut short has left running: launchers take their engines with them."""
+    try:
+        os.killpg(session, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "is_same"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "a \n", True),
+        ("a\n", "b\n", False),
+        ("a … c\n", "a b c\n", True),
+        ("a\n…\nc\n", "a\nx\ny\nc\n", True),
+        ("a\n…\nc\n", "a\nc\n", True),
+        ("a\n", "a\nb\n", False),
+        ("1.…\n", "15\n", False),
+    ],
+)
+def test_what_counts_as_printed(tmp_path: Path, expected: str, printed: str, is_same: bool) -> None:
+    """The check itself can fail."""
+    page = tmp_path / "page.md"
+    page.write_text(f"Some prose.\n\n```sh\ntrue\n```\n\n```text\n{expected}```\n")
+    (block,) = read_blocks(page)
+    assert matches(block, printed, {}) is is_same

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anbar.adapters.store.key_directory import KeyDirectory
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator.default_cost import FREE_STORE, H100_8B, KV_BYTES_PER_TOKEN, STORE
-from anbar.apps.emulator.directory_tier import DirectoryTier
 from anbar.apps.emulator.flags import NO_COST, Flags
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.core.cost import EngineCost
 from anbar.core.cost_file import EngineType
 from anbar.core.cost_file import parse as parse_cost
-from anbar.core.errors import ConfigError
+from anbar.core.errors import ConfigError, StoreError
 from anbar.plan import kv_size
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
 from anbar.sim.engine.shared import SharedTier
@@ -27,7 +27,7 @@ MAX_MODEL_LEN = 8192
 """Where neither a flag nor the model's config.json says it."""
 
 _STORE_BYTES = 1 << 40
-"""Room of a shared store in memory that has no `capacity_bytes`."""
+"""Room of a shared store that has no `capacity_bytes`."""
 
 
 def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[EngineSettings]:
@@ -148,10 +148,18 @@ def _tiers(flags: Flags, shape: EngineShape) -> tuple[HostShape | None, SharedTi
     store = store if isinstance(store, dict) else {}
     cost = FREE_STORE if flags.cost == NO_COST else STORE
     owner = f"anbar:{store.get('id', 'emulated')}"
-    if flags.shared_dir is not None:
-        return host, DirectoryTier(flags.shared_dir, cost), owner
-    num_chunks = _whole(store, "capacity_bytes", _STORE_BYTES) // chunk_bytes
-    return host, SharedTier(max(1, num_chunks), cost), owner
+    num_chunks = max(1, _whole(store, "capacity_bytes", _STORE_BYTES) // chunk_bytes)
+    chunks = None if flags.shared_dir is None else _chunks_in(flags.shared_dir, num_chunks)
+    return host, SharedTier(num_chunks, cost, chunks), owner
+
+
+def _chunks_in(directory: Path, num_chunks: int) -> KeyDirectory:
+    """What engines of several processes share. StoreError when the directory cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"--shared-dir {directory} cannot be made: {error.strerror or error}") from error
+    return KeyDirectory(directory, num_chunks)
 
 
 def _whole(values: Mapping[str, Any], name: str, default: int) -> int:

@@ -8,16 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from anbar.core.cost import EngineCost, TokenCurve
+from anbar.core.events import Tier
 from anbar.core.ids import RequestId
 from anbar.sim.engine.engine import NO_TIERS, Engine, Tiers
 from anbar.sim.engine.events import Cleared, EngineEvent, Removed, Stored, TierRemoved, TierStored
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import BlockKey, EngineRequest, Status
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
+from anbar.sim.engine.shared import SharedTier
 from tests.engine.recording.recorded import Asked, Batch, Event, Recording, Settings, Step
 
-_COST = StepCost(EngineCost(TokenCurve(((1, 1.0), (2, 2.0)))))
-"""Steps take time, so that none is merged with the next."""
+_COST = StepCost(EngineCost(TokenCurve(((1, 1.0), (2, 1.0)))))
+"""Every step takes a second, so that none is merged with the next."""
+_MEDIA = {Tier.HOST: "CPU", Tier.SHARED: "STORAGE"}
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Totals:
     host_evictions: int = 0
     given_away: int = 0
     """Stores that had to be copied in the step that planned them."""
+    shared: int = 0
+    """Events of the shared tier."""
 
 
 @dataclass
@@ -39,15 +44,35 @@ class Replay:
     """The model beside a recording. `run` raises AssertionError at the first difference."""
 
     recording: Recording
+    shared: SharedTier | None = None
+    """Behind the host tier, where vLLM had one."""
+    prefix_caching: bool = True
     totals: Totals = field(default_factory=Totals)
 
     def run(self) -> Totals:
         settings = self.recording.settings
         self._block_size = settings.block_size
-        self._engine = Engine(_shape(settings), _COST, _tiers(settings))
+        self._engine = Engine(_shape(settings, self.prefix_caching), _COST, _tiers(settings, self.shared))
+        self._now_s = 0.0
         for batch in self.recording.batches:
             self._serve(batch)
         return self.totals
+
+    def request(self, asked: Asked) -> EngineRequest:
+        """The model's side of a request."""
+        return EngineRequest(
+            RequestId(asked.id),
+            len(asked.prompt),
+            asked.max_tokens,
+            _Keys(asked.keys),
+            reads_cache=asked.reads_cache,
+            max_load_tokens=asked.max_load_tokens,
+            max_offload_tokens=asked.max_offload_tokens,
+        )
+
+    def aborts_amid(self, batch: Batch, number: int) -> Sequence[str]:
+        """Requests that were aborted while a step was computed."""
+        return ()
 
     def _serve(self, batch: Batch) -> None:
         if batch.clears:
@@ -57,16 +82,17 @@ class Replay:
         for number, step in enumerate(batch.steps):
             for asked in batch.requests:
                 if asked.arrives == number:
-                    requests[asked.id] = _request(asked)
+                    requests[asked.id] = self.request(asked)
                     self._engine.add(requests[asked.id])
             for asked in batch.requests:
                 if asked.aborts == number:
                     self._engine.abort(RequestId(asked.id))
-            for name, ours, theirs in self._step(step):
+            for name, ours, theirs in self._step(step, self.aborts_amid(batch, number)):
                 assert ours == theirs, f"{batch.name}, step {number}: {name} differ"
             self._engine.check_integrity()
             self._count(step)
-        assert self._engine.start_step(0.0) is None, f"{batch.name}: the model has something left to do"
+            self._now_s += 1.0
+        assert self._engine.start_step(self._now_s) is None, f"{batch.name}: the model has something to do"
         for asked in batch.requests:
             hits = (requests[asked.id].num_device_hit, requests[asked.id].num_external_hit)
             if asked.answer:  # vLLM says it with the first token
@@ -75,11 +101,11 @@ class Replay:
             self.totals.device_hits += asked.device_hit
             self.totals.external_hits += asked.external_hit
 
-    def _step(self, step: Step) -> Iterator[tuple[str, object, object]]:
+    def _step(self, step: Step, amid: Sequence[str]) -> Iterator[tuple[str, object, object]]:
         """What the model and vLLM did, part by part. A step in which vLLM only tells its workers that
         requests have ended is none in the model."""
         engine = self._engine
-        running = engine.start_step(0.0, until_s=0.0)
+        running = engine.start_step(self._now_s, until_s=self._now_s)
         if running is None:
             yield "pieces", (), step.pieces
             yield "outputs", (), step.outputs
@@ -98,6 +124,8 @@ class Replay:
         yield "blocks", blocks, step.blocks
         yield "free", engine.pool.free_order(), list(step.free)
         yield from self._copies(step)
+        for request_id in amid:
+            engine.abort(RequestId(request_id))
         result = engine.finish_step()
         outputs = [(output.request.id, output.num_tokens, output.finished) for output in result.outputs]
         yield "outputs", outputs, [(o.request, len(o.tokens), o.finished) for o in step.outputs]
@@ -132,10 +160,10 @@ class Replay:
                     yield Event("stored", "GPU", _text(keys), str(parent) if parent else None, tokens)
                 case Removed(keys):
                     yield Event("removed", "GPU", _text(keys))
-                case TierStored(keys):
-                    yield Event("stored", "CPU", _text(keys))
-                case TierRemoved(keys):
-                    yield Event("removed", "CPU", _text(keys))
+                case TierStored(keys, tier):
+                    yield Event("stored", _MEDIA[tier], _text(keys))
+                case TierRemoved(keys, tier):
+                    yield Event("removed", _MEDIA[tier], _text(keys))
                 case Cleared():
                     yield Event("cleared")
 
@@ -145,6 +173,7 @@ class Replay:
         removed = [event for event in step.events if event.type == "removed"]
         self.totals.evictions += sum(event.medium == "GPU" for event in removed)
         self.totals.host_evictions += sum(len(event.keys) for event in removed if event.medium == "CPU")
+        self.totals.shared += sum(event.medium == "STORAGE" for event in step.events)
 
 
 @dataclass(frozen=True)
@@ -158,35 +187,24 @@ class _Keys:
         return self.keys[:num_blocks]
 
 
-def _request(asked: Asked) -> EngineRequest:
-    return EngineRequest(
-        RequestId(asked.id),
-        len(asked.prompt),
-        asked.max_tokens,
-        _Keys(asked.keys),
-        reads_cache=asked.reads_cache,
-        max_load_tokens=asked.max_load_tokens,
-        max_offload_tokens=asked.max_offload_tokens,
-    )
-
-
-def _shape(settings: Settings) -> EngineShape:
+def _shape(settings: Settings, prefix_caching: bool) -> EngineShape:
     return EngineShape(
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_model_len=settings.max_model_len,
+        prefix_caching=prefix_caching,
         watermark=settings.watermark,
         reserve_full_prompt=settings.reserve_full_prompt,
     )
 
 
-def _tiers(settings: Settings) -> Tiers:
+def _tiers(settings: Settings, shared: SharedTier | None) -> Tiers:
     if not settings.host_chunks:
         return NO_TIERS
     offload = Offload.PROMPT if settings.offload_prompt_only else Offload.ALL
-    return Tiers(HostShape(settings.host_chunks, settings.chunk_blocks, offload))
+    return Tiers(HostShape(settings.host_chunks, settings.chunk_blocks, offload), shared)
 
 
 def _text(keys: tuple[BlockKey, ...]) -> tuple[str, ...]:

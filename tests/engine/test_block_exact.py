@@ -1,11 +1,11 @@
 """The engine model does with blocks exactly what vLLM does.
 
 Real vLLM serves seeded batches that preempt, evict, share prefixes, load and store; the model serves the same
-requests and is compared after every half of every step. `ANBAR_RECORDINGS` names a directory with recordings
-that were made before (`python -m tests.engine.recording --out DIRECTORY`); without it they are made now.
+requests and is compared after every half of every step. Then hundreds of random engines, whose vLLM side
+does everything but compute.
 """
 
-import os
+import json
 import subprocess
 from pathlib import Path
 
@@ -19,18 +19,7 @@ from tests.engine.replay import Replay
 pytestmark = pytest.mark.block_exact
 
 ROOT = Path(__file__).parents[2]
-RECORDING_TIMEOUT_S = 600.0
-
-
-@pytest.fixture(scope="module")
-def recordings(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a recording of each scenario."""
-    if given := os.environ.get("ANBAR_RECORDINGS"):
-        return Path(given)
-    made = tmp_path_factory.mktemp("recordings")
-    command = [engine_python, "-m", "tests.engine.recording", "--out", made]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=RECORDING_TIMEOUT_S)
-    return made
+NUM_RANDOM_ENGINES = 300
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
@@ -43,8 +32,9 @@ def test_every_block_is_where_vllm_has_it(recordings: Path, scenario: Scenario) 
     assert totals.evictions >= 50
     assert totals.device_hits > 0
     if scenario.host is not None:
-        assert totals.external_hits > 0
         assert totals.host_evictions > 0
+        # The smallest keeps nothing until it is asked for again.
+        assert totals.external_hits > 0 or scenario.name == "host-tiny"
 
 
 def test_a_difference_would_be_seen(recordings: Path) -> None:
@@ -62,6 +52,19 @@ def test_a_difference_would_be_seen(recordings: Path) -> None:
     for other in others:
         with pytest.raises(AssertionError, match="differ"):
             Replay(other).run()
+
+
+def test_random_engines(engine_python: Path) -> None:
+    """Random engines of all kinds, a third with a host tier and a third with a shared tier behind it (vLLM's
+    tiering manager and the plugin's own code over a table), which preempt, evict, abort amid steps and have
+    limits, scopes and slow stores: the model does the same in each of some 40,000 steps."""
+    command = [engine_python, "-m", "tests.engine.dry", "--seeds", "0", str(NUM_RANDOM_ENGINES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    totals = json.loads(done.stdout.splitlines()[-1])
+    for name, least in (("preemptions", 300), ("evictions", 3000), ("external_hits", 300), ("shared", 300)):
+        assert totals[name] >= least, f"too little of {name} to show anything"
 
 
 def _but(recording: recorded.Recording, **changes: int | bool) -> recorded.Recording:

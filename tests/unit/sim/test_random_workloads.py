@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.unit.sim.workload import Workload, serve, workloads
+from tests.unit.sim.workload import Below, Workload, random_workload, serve
+
+WORKLOADS = st.builds(
+    random_workload, st.integers(0, 2**32), st.integers(1, 20), st.sampled_from((*Below, Below.HOST))
+)
+"""Many small engines; a failure shrinks to few requests."""
 
 
-@given(workloads())
+@given(WORKLOADS)
 @settings(max_examples=150, deadline=None)
 def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload) -> None:
     """Requests arrive, share prefixes, are preempted and aborted, before steps and amid them, on pools that
@@ -40,7 +46,7 @@ def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload)
     assert counters.num_preemptions == sum(request.num_preemptions for request in served.requests)
 
 
-@given(workloads())
+@given(WORKLOADS)
 @settings(deadline=None)
 def test_the_same_again(workload: Workload) -> None:
     """A second engine does exactly the same at the same times."""
@@ -48,7 +54,7 @@ def test_the_same_again(workload: Workload) -> None:
     assert (first.outputs, first.batches, first.ended_s) == (second.outputs, second.batches, second.ended_s)
 
 
-@given(workloads())
+@given(WORKLOADS)
 @settings(max_examples=150, deadline=None)
 def test_strides_change_nothing(workload: Workload) -> None:
     """Decode steps taken in strides: the same tokens by the end of each stride, the same batches of events at

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hypothesis import strategies as st
-
 from anbar.core.cost import CopyCost, EngineCost, TierCost, TokenCurve
 from anbar.core.events import Tier
 from anbar.core.ids import RequestId
@@ -17,6 +15,7 @@ from anbar.sim.engine.request import BlockKey, EngineRequest
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
 from anbar.sim.engine.shared import SharedCost, SharedTier
 from anbar.sim.engine.step import Output
+from anbar.tier.wish import DEFAULT, Storing, Wish
 
 BLOCK = 4
 """Tokens per block."""
@@ -63,6 +62,8 @@ class Ask:
     reads_cache: bool = True
     max_load_tokens: int | None = None
     max_offload_tokens: int | None = None
+    loads_shared: bool = True
+    wish: Wish = DEFAULT
 
     def request(self, name: str) -> EngineRequest:
         return EngineRequest(
@@ -73,6 +74,8 @@ class Ask:
             reads_cache=self.reads_cache,
             max_load_tokens=self.max_load_tokens,
             max_offload_tokens=self.max_offload_tokens,
+            loads_shared=self.loads_shared,
+            wish=self.wish,
         )
 
 
@@ -94,7 +97,7 @@ class Workload:
 _FAMILIES = [tuple((7 * family + i) % 3 + 10 * family for i in range(80)) for family in range(3)]
 
 
-def _ask(rng: random.Random, max_tokens: int) -> Ask:
+def random_ask(rng: random.Random, max_tokens: int) -> Ask:
     """Prompt and answer follow one of few token sequences for a while, then go their own way."""
     total = rng.randint(2, max_tokens)
     num_prompt = rng.randint(1, total - 1)
@@ -110,6 +113,12 @@ def _ask(rng: random.Random, max_tokens: int) -> Ask:
         reads_cache=rng.random() < 0.9,
         max_load_tokens=rng.choice((None, None, None, 0, 6, 20)),
         max_offload_tokens=rng.choice((None, None, None, 0, 7, 24)),
+        loads_shared=rng.random() < 0.9,
+        wish=Wish(
+            scope=rng.choice(("", "", "", "red")),
+            storing=rng.choice((Storing.AUTO, Storing.AUTO, Storing.AUTO, Storing.NEVER)),
+            wait_s=rng.choice((None, None, None, 0.0, 5.0)),
+        ),
     )
 
 
@@ -139,7 +148,7 @@ def random_workload(seed: int, num_requests: int, below: Below) -> Workload:
         kv_bytes_per_token=8,
     )
     host = HostShape(rng.randint(1, 25), rng.choice((1, 1, 2, 3)), rng.choice((Offload.ALL, Offload.PROMPT)))
-    asks = tuple(_ask(rng, max_tokens) for _ in range(num_requests))
+    asks = tuple(random_ask(rng, max_tokens) for _ in range(num_requests))
     cost = SharedCost(
         rng.choice((0.0, 0.7003, 3.0003)),
         TierCost(rng.choice((0.0, 1.50037)), 1001.7),
@@ -150,13 +159,6 @@ def random_workload(seed: int, num_requests: int, below: Below) -> Workload:
     if below is Below.NONE:
         return Workload(shape, asks)
     return Workload(shape, asks, host, store if below is Below.SHARED else None)
-
-
-def workloads() -> st.SearchStrategy[Workload]:
-    """Many small engines; a failure shrinks to few requests."""
-    return st.builds(
-        random_workload, st.integers(0, 2**32), st.integers(1, 20), st.sampled_from((*Below, Below.HOST))
-    )
 
 
 @dataclass

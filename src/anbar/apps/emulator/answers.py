@@ -5,7 +5,6 @@ the request's seed and the choice's index; it ends by itself after a few words, 
 """
 
 import hashlib
-import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ _PERSIAN = "انبار آب کتاب زمستان می‌روم خانه"
 _HINDI = "अंबार पानी किताब सर्दी क्षेत्र घर"
 _WORDS = (*_ENGLISH.split(" "), *_PERSIAN.split(" "), *_HINDI.split(" "))
 _MIN_WORDS, _MAX_WORDS = 6, 14
+_MASK = (1 << 64) - 1
 
 
 class Finish(Enum):
@@ -64,11 +64,14 @@ class Writer:
         """Tokens without end: a few words, the end of turn, and again."""
         digest = hashlib.sha256(array("I", prompt))
         digest.update(f"{self._seed}/{seed}/{choice}".encode())
-        rng = random.Random(int.from_bytes(digest.digest()[:8], "big"))
-        num_words = rng.randint(_MIN_WORDS, _MAX_WORDS)
+        state = int.from_bytes(digest.digest()[:8], "big")
+        words, num_words = self._words, _MIN_WORDS + state % (_MAX_WORDS - _MIN_WORDS + 1)
         while True:
             for _ in range(num_words):
-                yield from rng.choice(self._words)
+                # A linear congruential generator (Knuth's MMIX): one of Python's takes longer to be seeded
+                # than a short answer to be drawn.
+                state = (state * 6364136223846793005 + 1442695040888963407) & _MASK
+                yield from words[(state >> 32) * len(words) >> 32]
             yield self._text.end_of_turn
 
     def fixed(self, text: str) -> Iterator[int]:

@@ -1,44 +1,62 @@
 """A request's body as JSON, or vLLM's refusal of it."""
 
+import json
 from typing import cast
 
 import msgspec
 
 from anbar.adapters.http.message import Request
-from anbar.apps.emulator.errors import FrameworkError, Json, invalid
+from anbar.apps.emulator.body_models import summary
+from anbar.apps.emulator.errors import ApiError, FrameworkError, Json, invalid
 
 _decode = msgspec.json.Decoder().decode
 dump = msgspec.json.Encoder().encode
 """JSON as the engine writes it: compact, text as UTF-8."""
 
+_OBJECT = "Input should be a valid dictionary or object to extract fields from"
+
 
 def parse_json(request: Request) -> dict[str, object]:
     """The body as an object; ApiError as FastAPI and vLLM word it."""
-    kind = (request.header(b"content-type") or b"").lower().partition(b";")[0].strip()
-    if kind != b"application/json":
+    if (request.header(b"content-type") or b"").lower().partition(b";")[0] != b"application/json":
         raise invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
-    if not request.body:
-        raise invalid("{'type': 'missing', 'loc': 'body', 'msg': 'Field required'}", "body")
+    body = _loads(request.body) if request.body else None
+    if isinstance(body, dict):
+        return cast(dict[str, object], body)
+    if body is None:
+        raise invalid("{'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'}", "body")
+    error = {"type": "model_attributes_type", "loc": "body", "msg": _OBJECT, "input": summary(body)}
+    raise invalid(str(error), "body")
+
+
+def _loads(data: bytes) -> object:
     try:
-        body = _decode(request.body)
-    except msgspec.DecodeError as error:
-        _refuse_encoding(request.body)
-        text = "{'type': 'json_invalid', 'loc': 'body.0', 'msg': 'JSON decode error'}"
-        raise invalid(text, "body.0") from error
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _loads_slowly(data)
+
+
+def _loads_slowly(data: bytes) -> object:
+    """What is odd goes through the parser that vLLM's framework has: it takes some of it, and says where the
+    rest is wrong."""
+    try:
+        return json.loads(data.decode())
+    except json.JSONDecodeError as error:
+        raise _not_json(error) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise FrameworkError("There was an error parsing the body") from error
-    if not isinstance(body, dict):
-        raise invalid(
-            "{'type': 'model_attributes_type', 'msg': 'Input should be a valid dictionary'}", "body"
-        )
-    return cast(dict[str, object], body)
 
 
-def _refuse_encoding(body: bytes) -> None:
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise FrameworkError("There was an error parsing the body") from error
+def _not_json(error: json.JSONDecodeError) -> ApiError:
+    where = f"body.{error.pos}"
+    shown = {
+        "type": "json_invalid",
+        "loc": where,
+        "msg": "JSON decode error",
+        "input": "<dict of 0 items>",
+        "ctx": {"error": error.msg},
+    }
+    return invalid(str(shown), where)
 
 
 def text_field(body: Json, name: str) -> str | None:
@@ -47,4 +65,5 @@ def text_field(body: Json, name: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     where = f"body.{name}"
-    raise invalid(f"{{'type': 'str_type', 'loc': '{where}', 'msg': 'Input should be a valid str'}}", where)
+    shown = {"type": "string_type", "loc": where, "msg": "Input should be a valid string"}
+    raise invalid(str({**shown, "input": summary(value)}), where)

@@ -57,7 +57,7 @@ def parse_embed(request: Request, body: Json, *, text: ModelText, served: Served
     else:
         raise invalid("{'type': 'missing', 'loc': 'body.input', 'msg': 'Field required'}", "body.input")
     if max(map(len, prompts)) > text.max_model_len:
-        raise too_long(text.max_model_len)
+        raise too_long(text.max_model_len + 1, text.max_model_len)
     return Embed(
         id=request_id(request, body, "embd"),
         model=model,

@@ -27,6 +27,11 @@ class ApiError(Exception):
         return {"error": error}
 
 
+class LateError(ApiError):
+    """A refusal that vLLM's front end does not make: when the request streams, it comes as an event of a
+    stream that has begun."""
+
+
 class Unauthorized(ApiError):
     """The key is wrong: vLLM's middleware answers without its usual shape."""
 

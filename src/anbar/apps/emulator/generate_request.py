@@ -4,16 +4,17 @@ Source of the rules and texts: vLLM 0.32 `entrypoints/openai/{chat_completion,co
 `entrypoints/serve/engine/serving.py`, `renderers/params.py`.
 """
 
-import uuid
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from anbar.adapters.http.message import Request
 from anbar.apps.emulator.answers import AnswerRules
+from anbar.apps.emulator.body_models import Chat, Completion, typed
 from anbar.apps.emulator.errors import ApiError, Json, refused
-from anbar.apps.emulator.fields import check_fields, check_sampling, typed
-from anbar.apps.emulator.prompts import chat_prompt, completion_prompts, too_long
+from anbar.apps.emulator.fields import check_raw, check_sampling, check_tools
+from anbar.apps.emulator.prompts import chat_prompt, check_vocabulary, completion_prompts, too_long
 from anbar.apps.emulator.text import ModelText
 from anbar.apps.emulator.transfer_params import TransferParams, parse
 
@@ -44,6 +45,8 @@ class Shown:
     """Alternatives per token of the answer; None: no log-probabilities."""
     prompt_logprobs: int | None
     tokens_as_ids: bool
+    stream_interval: int
+    """Tokens per chunk, but for the first and the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +85,26 @@ class Generate:
 
 def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText, served: Served) -> Generate:
     """Validate in vLLM's order: fields, model, prompt, length, sampling; ApiError for what it refuses."""
-    body = typed(body, chat=chat)
-    check_fields(body, chat=chat)
+    check_raw(body, chat=chat)
+    body = typed(body, Chat if chat else Completion)
     wanted, wanted_name = _wanted_tokens(body, chat=chat)
     model = served_model(body, served)
     role = "assistant" if body.get("add_generation_prompt", True) else _last_role(body)
     if chat:
-        _check_tools(body, served)
+        check_tools(body, auto_tools=served.auto_tools)
         prompts: tuple[tuple[int, ...], ...] = (chat_prompt(body, text),)
         echoes: tuple[str, ...] = (_last_content(body, role),)
     else:
         echoes, prompts = completion_prompts(body, text)
     longest = max(map(len, prompts))
-    _check_length(longest, wanted, wanted_name, text.max_model_len)
-    check_sampling(body, chat=chat)
+    _check_length(longest, wanted, wanted_name, body, text.max_model_len)
     left = text.max_model_len - longest
     max_tokens = left if wanted is None else min(wanted, left)
-    if max_tokens < 1 and not body.get("echo"):
-        raise refused(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    if wanted == 0 and body.get("echo"):
+        max_tokens = 1
+    check_sampling(body, max_tokens, text.vocab_size, chat=chat)
+    if not isinstance(body.get("prompt"), str):
+        check_vocabulary(prompts, text)
     lora = model if model in served.loras else None
     return Generate(
         chat=chat,
@@ -111,7 +116,7 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
         prompts=prompts,
         echoes=echoes if body.get("echo") else ("",) * len(prompts),
         n=cast(int, body.get("n") or 1),
-        rules=_rules(body, max(1, max_tokens)),
+        rules=_rules(body, max_tokens),
         max_tokens=wanted,
         seed=cast(int | None, body.get("seed")),
         role=role,
@@ -133,7 +138,7 @@ def request_id(request: Request, body: Json, prefix: str) -> str:
     """The answer's id: the client's, or a new one, behind the API's prefix."""
     given = request.header(b"x-request-id")
     name = given.decode("latin-1") if given else cast(str | None, body.get("request_id"))
-    return f"{prefix}-{name or uuid.uuid4().hex}"
+    return f"{prefix}-{name or os.urandom(8).hex()}"
 
 
 def _rules(body: Json, max_tokens: int) -> AnswerRules:
@@ -166,6 +171,7 @@ def _shown(body: Json, *, chat: bool, force_usage: bool) -> Shown:
         logprobs=logprobs,
         prompt_logprobs=of_prompt,
         tokens_as_ids=bool(body.get("return_tokens_as_token_ids")),
+        stream_interval=cast(int, body.get("stream_interval") or 1),
     )
 
 
@@ -183,13 +189,6 @@ def _last_content(body: Json, role: str) -> str:
     return str(content or "")
 
 
-def _check_tools(body: Json, served: Served) -> None:
-    if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not served.auto_tools:
-        raise ApiError(
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
-        )
-
-
 def _wanted_tokens(body: Json, *, chat: bool) -> tuple[int | None, str]:
     """The limit that the request sets on its answer, and the field that sets it."""
     if chat and body.get("max_completion_tokens") is not None:
@@ -198,14 +197,13 @@ def _wanted_tokens(body: Json, *, chat: bool) -> tuple[int | None, str]:
     return 16 if given is None and not chat else given, "max_tokens"
 
 
-def _check_length(longest: int, wanted: int | None, wanted_name: str, max_model_len: int) -> None:
+def _check_length(longest: int, wanted: int | None, wanted_name: str, body: Json, max_model_len: int) -> None:
+    if body.get("suffix"):
+        text = "suffix is only supported for models with FIM completion rendering"
+        raise ApiError(text, param="suffix")
     if wanted is not None and wanted > max_model_len:
         text = f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}."
         raise refused(f"{text} Please request fewer output tokens.", wanted_name, wanted)
     if longest > max_model_len:
-        raise too_long(max_model_len)
-    if longest == max_model_len:
-        raise ApiError(
-            f"The decoder prompt (length {longest}) plus the number of requested output tokens (at least 1) "
-            f"is longer than the maximum model length of {max_model_len}."
-        )
+        is_text = isinstance(body.get("prompt", ""), str)
+        raise too_long(max_model_len + 1 if is_text else longest, max_model_len)

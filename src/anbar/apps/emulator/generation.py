@@ -20,14 +20,20 @@ from anbar.apps.emulator.state import EngineState
 class _Choice:
     """One choice of the answer while it grows."""
 
-    __slots__ = ("answer", "finish", "index", "logprobs", "num_tokens", "run", "stop_reason", "texts")
+    __slots__ = (
+        *("answer", "finish", "index", "logprobs", "num_sent", "num_tokens", "run", "stop_reason", "texts"),
+        "unsent",
+    )
 
     def __init__(self, index: int, answer: Answer) -> None:
         self.index = index
         self.answer = answer
         self.run: SequenceRun
         self.num_tokens = 0
+        self.num_sent = 0
         self.texts: list[str] = []
+        """Not sent yet."""
+        self.unsent: list[int] = []
         self.logprobs: Logprobs | None = None
         """None: not wanted."""
         self.finish: Finish | None = None
@@ -123,7 +129,14 @@ class Generation:
         if not self._has_begun:
             self._has_begun = True
             self._open()
-        self._send(choice, token, [token.id] if generated else [])
+        choice.texts.append(token.text)
+        if generated:
+            choice.unsent.append(token.id)
+        is_due = choice.num_sent == 0 or len(choice.unsent) >= self._request.shown.stream_interval
+        if is_due or token.finish is not None:
+            self._send(choice, Token(token.id, "".join(choice.texts), token.finish, token.stop_reason))
+            choice.texts.clear()
+            choice.unsent.clear()
 
     def _open(self) -> None:
         """What comes before the first token: the role of each choice of a chat."""
@@ -137,9 +150,11 @@ class Generation:
             for choice in self._choices:
                 self._sink.event(shapes.echo_chunk(request, created, choice.index, usage))
 
-    def _send(self, choice: _Choice, token: Token, ids: list[int]) -> None:
-        request = self._request
-        is_first = choice.num_tokens == 1
+    def _send(self, choice: _Choice, token: Token) -> None:
+        """A chunk of what is not sent yet; `token` has its text, and why it is the last."""
+        request, ids = self._request, list(choice.unsent)
+        is_first = choice.num_sent == 0
+        choice.num_sent = choice.num_tokens
         text = token.text
         if is_first and not request.chat:
             echo = shapes.echoed(request, choice.index)
@@ -211,8 +226,13 @@ class Generation:
     def _usage(self) -> Usage:
         prompt = sum(map(len, self._request.prompts))
         completion = sum(choice.num_tokens for choice in self._choices)
-        shown = self._state.settings.prompt_tokens_details
-        return Usage(prompt, completion, (self._cached or 0) if shown else None)
+        if not self._state.settings.prompt_tokens_details:
+            return Usage(prompt, completion, None)
+        cached, created = self._cached or 0, None
+        if self._request.chat:
+            size = self._state.settings.shape.block_size
+            created = max(0, prompt // size * size - cached)
+        return Usage(prompt, completion, cached, created)
 
     def _continuous_usage(self, num_tokens: int) -> Usage | None:
         if not self._request.shown.continuous_usage:

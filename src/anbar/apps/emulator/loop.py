@@ -49,6 +49,9 @@ class EngineLoop:
         self._step: Step | None = None
         self._step_ends_s = 0.0
         self._paused = False
+        self._is_pausing = False
+        """It is paused as soon as what it has is done; what comes is held back."""
+        self._held: list[SequenceRun] = []
         self._stopped = False
 
     @property
@@ -63,13 +66,18 @@ class EngineLoop:
 
     def submit(self, run: SequenceRun) -> None:
         """A sequence joins the waiting queue."""
+        if self._is_pausing:
+            self._held.append(run)
+            return
         self._runs[run.id] = run
         self.engine.add(run.request)
         self._arouse()
 
     def withdraw(self, run: SequenceRun) -> None:
         """Its client is gone: its blocks are free at once. Nothing for one that has ended."""
-        if self._runs.pop(run.id, None) is not None and not self._stopped:
+        if run in self._held:
+            self._held.remove(run)
+        elif self._runs.pop(run.id, None) is not None and not self._stopped:
             self.engine.abort(run.id)
             self._arouse()
 
@@ -91,15 +99,23 @@ class EngineLoop:
         """Start no more steps."""
         self._paused = True
 
+    def pause_when_done(self) -> None:
+        """Finish what there is, and start no more steps."""
+        self._is_pausing = True
+
     def resume(self) -> None:
         """Go on."""
-        self._paused = False
+        self._paused = self._is_pausing = False
+        held, self._held = self._held, []
+        for run in held:
+            self.submit(run)
         self._arouse()
 
     def stop(self) -> None:
         """The engine's process is gone: nothing is said to anybody."""
         self._stopped = True
         self._runs.clear()
+        self._held.clear()
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None

@@ -1,6 +1,7 @@
 """`GET /metrics` of an engine: vLLM's names, labels and types (`v1/metrics/loggers.py`)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from anbar.apps.emulator.histograms import Page
 from anbar.apps.emulator.stats import RequestStats
@@ -21,13 +22,28 @@ _TOTALS = {
     "prompt_tokens": "Number of prefill tokens processed.",
     "prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
     "generation_tokens": "Number of generation tokens processed.",
+    "estimated_flops_per_gpu": "Estimated number of floating point operations per GPU (for MFU).",
+    "estimated_read_bytes_per_gpu": "Estimated number of bytes read from memory per GPU (for MBU).",
+    "estimated_write_bytes_per_gpu": "Estimated number of bytes written to memory per GPU (for MBU).",
 }
 
 
-def render(model: str, engine: Engine, stats: RequestStats, sleep_level: int | None) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is shown as it was when the last step ended: vLLM tells it then."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    usage: float = 0.0
+
+
+NO_LOAD = Gauges()
+
+
+def render(model: str, engine: Engine, stats: RequestStats, gauges: Gauges, sleep_level: int | None) -> bytes:
     """The page as the engine serves it; `sleep_level` None: awake."""
     page = Page({"engine": "0", "model_name": model})
-    _gauges(page, engine, sleep_level)
+    _gauges(page, gauges, sleep_level)
     _totals(page, engine)
     _by_source(page, engine, stats)
     name = "vllm:admission_rejections_total"
@@ -40,14 +56,14 @@ def render(model: str, engine: Engine, stats: RequestStats, sleep_level: int | N
     return page.render()
 
 
-def _gauges(page: Page, engine: Engine, sleep_level: int | None) -> None:
+def _gauges(page: Page, gauges: Gauges, sleep_level: int | None) -> None:
     page.family("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
-    page.sample("vllm:num_requests_running", engine.num_running)
+    page.sample("vllm:num_requests_running", gauges.num_running)
     page.family("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
-    page.sample("vllm:num_requests_waiting", engine.num_waiting)
+    page.sample("vllm:num_requests_waiting", gauges.num_waiting)
     name = "vllm:num_requests_waiting_by_reason"
     page.family(name, "gauge", "Number of waiting requests by reason.")
-    page.sample(name, engine.num_waiting, {"reason": "capacity"})
+    page.sample(name, gauges.num_waiting, {"reason": "capacity"})
     page.sample(name, 0, {"reason": "deferred"})
     name = "vllm:engine_sleep_state"
     page.family(name, "gauge", "Engine sleep state; awake = 1 means engine is awake.")
@@ -55,7 +71,7 @@ def _gauges(page: Page, engine: Engine, sleep_level: int | None) -> None:
     page.sample(name, sleep_level == 1, {"sleep_state": "weights_offloaded"})
     page.sample(name, sleep_level == 2, {"sleep_state": "discard_all"})
     page.family("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.")
-    page.sample("vllm:kv_cache_usage_perc", engine.usage)
+    page.sample("vllm:kv_cache_usage_perc", gauges.usage)
 
 
 def _totals(page: Page, engine: Engine) -> None:

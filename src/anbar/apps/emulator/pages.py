@@ -8,7 +8,7 @@ from anbar.apps.emulator import metrics
 from anbar.apps.emulator.body import dump
 from anbar.apps.emulator.errors import ApiError, Json, invalid
 from anbar.apps.emulator.shapes import VERSION
-from anbar.apps.emulator.state import EngineState
+from anbar.apps.emulator.state import PARTS, EngineState, SleepMode
 
 
 def answer(page: object) -> Answer:
@@ -41,7 +41,9 @@ class Pages:
         """What Prometheus reads."""
         state = self._state
         life = state.life
-        page = metrics.render(state.settings.served_names[0], life.engine, life.stats, life.sleep_level)
+        page = metrics.render(
+            state.settings.served_names[0], life.engine, life.stats, life.gauges, life.sleep_level
+        )
         return Answer(200, page, ((b"content-type", metrics.CONTENT_TYPE),))
 
     def models(self, _: Request) -> Answer:
@@ -77,19 +79,23 @@ class Pages:
             self._state.life.loop.abort_all()
         return answer({"success": self._state.life.loop.clear_cache()})
 
+    def reset_other_cache(self, _: Request) -> Answer:
+        """There is no cache of media or of encoders."""
+        return EMPTY
+
     def sleep(self, request: Request) -> Answer:
-        """Requests that run are given up; new ones wait."""
+        """What runs is given up, finished or kept, by `mode`; new requests wait."""
         query = _query(request)
-        level = _choice(query, "level", ("0", "1", "2"), "1")
-        _choice(query, "mode", ("abort", "wait", "keep"), "abort")
-        self._state.sleep(int(level))
-        return answer({"status": "sleeping", "level": int(level)})
+        level = int(_choice(query, "level", ("0", "1", "2"), "1"))
+        mode = SleepMode(_choice(query, "mode", tuple(mode.value for mode in SleepMode), "abort"))
+        self._state.sleep(level, mode)
+        return answer({"status": "sleeping", "level": level})
 
     def wake_up(self, request: Request) -> Answer:
-        """Go on; parts of the memory named by `tags` come back with the rest."""
-        self._state.wake()
+        """Go on, once all parts of the memory have been named by `tags`; without any they all are."""
         tags = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("tags")
-        return answer({"status": "awake", "tags": tags})
+        is_awake = self._state.wake(tags if tags is not None else PARTS)
+        return answer({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
     def is_sleeping(self, _: Request) -> Answer:
         return answer({"is_sleeping": self._state.life.sleep_level is not None})

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import uuid
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,20 +12,23 @@ from anbar.adapters.http.message import Answer, Header, Request
 from anbar.adapters.http.server import Exchange
 from anbar.apps.emulator.adapter_pages import AdapterPages
 from anbar.apps.emulator.admin import Admin
-from anbar.apps.emulator.body import parse_json
+from anbar.apps.emulator.body import dump, parse_json
 from anbar.apps.emulator.embedding import Embedding, parse_embed
-from anbar.apps.emulator.errors import ApiError, FrameworkError, Unauthorized, failed
+from anbar.apps.emulator.errors import ApiError, FrameworkError, LateError, Unauthorized, failed
 from anbar.apps.emulator.generate_request import Served, parse_generate
 from anbar.apps.emulator.generation import Generation
 from anbar.apps.emulator.pages import Pages
 from anbar.apps.emulator.playing import Playing
 from anbar.apps.emulator.records import Ending, Seen
 from anbar.apps.emulator.settings import Runner
-from anbar.apps.emulator.sink import FaultStruck, FaultySink, Sink
+from anbar.apps.emulator.sink import JSON, FaultStruck, FaultySink, Sink
 from anbar.apps.emulator.state import EngineState
 from anbar.apps.emulator.token_pages import TokenPages
 
 Page = Callable[[Request], Answer]
+
+_VARY: Sequence[Header] = ((b"vary", b"Origin"),)
+"""vLLM's server allows other origins by default, which its answers may therefore depend on."""
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +135,7 @@ class Service:
         if settings.dev_mode:
             self._pages[b"GET"]["/is_sleeping"] = pages.is_sleeping
             post["/reset_prefix_cache"] = pages.reset_prefix_cache
+            post["/reset_mm_cache"] = post["/reset_encoder_cache"] = pages.reset_other_cache
             post["/sleep"], post["/wake_up"] = pages.sleep, pages.wake_up
         if settings.runtime_loras:
             adapters = AdapterPages(self._state)
@@ -147,6 +151,9 @@ class Service:
         try:
             try:
                 act(call)
+            except LateError as error:
+                _refuse_late(call, error)
+                call.end(Ending.REFUSED)
             except ApiError as error:
                 call.sink.refuse(error)
                 call.end(Ending.REFUSED)
@@ -165,11 +172,23 @@ class Service:
         request = call.sink.exchange.request
         self._authenticate(request, call.path)
         page = self._pages.get(request.method, {}).get(call.path)
-        if page is None:
-            known = call.path in self._work or any(call.path in pages for pages in self._pages.values())
-            raise FrameworkError("Method Not Allowed", status=405) if known else _not_found()
-        answer = page(request)
-        call.sink.whole(answer.status, answer.body, answer.headers)
+        if page is not None:
+            answer = page(request)
+            call.sink.whole(answer.status, answer.body, answer.headers)
+        elif allowed := self._methods(call.path):
+            body = dump(FrameworkError("Method Not Allowed").body())
+            call.sink.whole(405, body, (*JSON, (b"allow", allowed)))
+        elif call.path.endswith("/") and self._methods(call.path.rstrip("/")):
+            host = (request.header(b"host") or b"").decode("latin-1")
+            location = f"http://{host}{call.path.rstrip('/')}"
+            call.sink.whole(307, b"", ((b"location", location.encode("latin-1")),))
+        else:
+            raise FrameworkError("Not Found", status=404)
+
+    def _methods(self, path: str) -> bytes:
+        """The methods of a path, for `Allow`; empty when there is none."""
+        found = [method for method, pages in self._pages.items() if path in pages]
+        return b", ".join(found + [b"POST"] * (path in self._work))
 
     def _heavy(self, call: _Call) -> None:
         """Read the request and let the engine work."""
@@ -233,8 +252,11 @@ class Service:
     def _extra(self, request: Request) -> Sequence[Header]:
         """Headers of whatever is answered."""
         if not self._state.settings.request_id_headers:
-            return ()
-        return ((b"x-request-id", request.header(b"x-request-id") or uuid.uuid4().hex.encode()),)
+            return _VARY
+        return (
+            *_VARY,
+            (b"x-request-id", request.header(b"x-request-id") or os.urandom(16).hex().encode()),
+        )
 
 
 def _start(begin: Begin, exchange: Exchange) -> None:
@@ -243,5 +265,10 @@ def _start(begin: Begin, exchange: Exchange) -> None:
     work.start()
 
 
-def _not_found() -> ApiError:
-    return FrameworkError("Not Found", status=404)
+def _refuse_late(call: _Call, error: LateError) -> None:
+    if not parse_json(call.sink.exchange.request).get("stream"):
+        call.sink.refuse(error)
+        return
+    call.sink.start_stream()
+    call.sink.event(error.body())
+    call.sink.done()

@@ -18,12 +18,18 @@ class Usage:
     prompt: int
     completion: int
     cached: int | None
+    created: int | None = None
+    """Tokens of the prompt that were put into the cache: chats show it."""
 
     def full(self) -> Json:
         """As whole responses show it."""
         details = None
         if self.cached is not None:
-            details = {"cached_tokens": self.cached, "created_cache_tokens": None, "multimodal_tokens": None}
+            details = {
+                "cached_tokens": self.cached,
+                "created_cache_tokens": self.created,
+                "multimodal_tokens": None,
+            }
         return {
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.completion,
@@ -40,8 +46,15 @@ class Usage:
             "completion_tokens": self.completion,
         }
         if self.cached is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": self.cached}
+            details = {"cached_tokens": self.cached}
+            if self.created is not None:
+                details["created_cache_tokens"] = self.created
+            usage["prompt_tokens_details"] = details
         return usage
+
+    def so_far(self, *, chat: bool) -> Json:
+        """As each chunk of a stream shows it (`continuous_usage_stats`)."""
+        return {**self.brief(), "completion_tokens_details": None} if chat else self.brief()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,7 @@ def role_chunk(
         "prompt_text": prompt_text,
     }
     if usage is not None:
-        extra["usage"] = usage.brief()
+        extra["usage"] = usage.so_far(chat=True)
     return _chunk(request, created, [choice], extra)
 
 
@@ -157,7 +170,7 @@ def echo_chunk(request: Generate, created: int, index: int, usage: Usage | None)
     """The chunk of a chat's choice that repeats the last message."""
     delta = {"content": request.echoes[0]}
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return _chunk(request, created, [choice], {} if usage is None else {"usage": usage.brief()})
+    return _chunk(request, created, [choice], {} if usage is None else {"usage": usage.so_far(chat=True)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +205,7 @@ def token_chunk(request: Generate, created: int, piece: Piece, usage: Usage | No
     if finish is not None and not request.shown.include_usage:
         extra["system_fingerprint"] = FINGERPRINT
     if usage is not None:
-        extra["usage"] = usage.brief()
+        extra["usage"] = usage.so_far(chat=request.chat)
     return _chunk(request, created, [choice], extra)
 
 

@@ -5,6 +5,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import cast
 
 from anbar.apps.emulator.answers import Answer, AnswerRules, Finish, Writer
@@ -12,6 +13,7 @@ from anbar.apps.emulator.faults import FaultBox
 from anbar.apps.emulator.generate_request import Served
 from anbar.apps.emulator.kv import WireEvents
 from anbar.apps.emulator.loop import EngineLoop
+from anbar.apps.emulator.metrics import NO_LOAD, Gauges
 from anbar.apps.emulator.pacing import LivePace, ModelClock
 from anbar.apps.emulator.records import Records
 from anbar.apps.emulator.sequence import SequencePlan, SequenceRun, TokenKeys
@@ -25,6 +27,19 @@ from anbar.sim.engine.events import EngineEvent
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import EngineRequest
 from anbar.sim.engine.step import StepResult
+
+PARTS = ("weights", "kv_cache")
+"""What sleeps, by the tags of /wake_up."""
+
+
+class SleepMode(Enum):
+    """What becomes of requests that run when the engine goes to sleep."""
+
+    ABORT = "abort"
+    WAIT = "wait"
+    """They are finished first."""
+    KEEP = "keep"
+    """They go on after the waking."""
 
 
 @dataclass(slots=True)
@@ -45,6 +60,9 @@ class Life:
     publisher: SpoilingPublisher | None
     sleep_level: int | None = None
     """None: awake."""
+    asleep: set[str] = field(default_factory=set)
+    """Parts of the memory that have not been woken."""
+    gauges: Gauges = NO_LOAD
     coming: dict[RequestId, asyncio.TimerHandle] = field(default_factory=dict)
     """Sequences that are still in front of the engine."""
 
@@ -191,6 +209,7 @@ class EngineState:
             handle.cancel()
         else:
             self.life.loop.withdraw(run)
+            self._take_gauges()
 
     def sequence_finished(self, run: SequenceRun, finish: Finish, max_tokens: int) -> None:
         """A sequence ended, by itself or not."""
@@ -198,18 +217,28 @@ class EngineState:
 
     # Sleep
 
-    def sleep(self, level: int) -> None:
-        """Give up all requests and the cache, and start no step until `wake`."""
+    def sleep(self, level: int, mode: SleepMode) -> None:
+        """Start no step until `wake`; level 1 and 2 drop the cache, level 0 only pauses."""
         life = self.life
-        life.sleep_level = level
-        life.loop.abort_all()
-        life.loop.clear_cache()
-        life.loop.pause()
+        life.sleep_level, life.asleep = level, set(PARTS)
+        if mode is SleepMode.ABORT:
+            life.loop.abort_all()
+        if mode is SleepMode.WAIT:
+            life.loop.pause_when_done()
+        else:
+            life.loop.pause()
+        if level:
+            life.loop.clear_cache()
 
-    def wake(self) -> None:
-        """Go on."""
-        self.life.sleep_level = None
-        self.life.loop.resume()
+    def wake(self, parts: Sequence[str]) -> bool:
+        """Wake parts of the memory; False while others are asleep, and the engine with them."""
+        life = self.life
+        life.asleep.difference_update(parts)
+        if life.asleep:
+            return False
+        life.sleep_level = None
+        life.loop.resume()
+        return True
 
     # What the loop says
 
@@ -220,6 +249,11 @@ class EngineState:
 
     def step_ended(self, result: StepResult) -> None:
         self.stats.step_ended(result)
+        self._take_gauges()
+
+    def _take_gauges(self) -> None:
+        engine = self.life.engine
+        self.life.gauges = Gauges(engine.num_running, engine.num_waiting, engine.usage)
 
     def tokens(self, run: SequenceRun, at_s: float) -> None:
         self.stats.tokens(run, at_s)

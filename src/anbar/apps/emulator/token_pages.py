@@ -1,8 +1,11 @@
 """/tokenize and /detokenize. Source: vLLM 0.32 `entrypoints/serve/tokenize/`."""
 
+from typing import cast
+
 from anbar.adapters.http.message import Answer, Request
 from anbar.apps.emulator.body import parse_json
-from anbar.apps.emulator.errors import Json, invalid
+from anbar.apps.emulator.body_models import Detokenize, TokenizeChat, TokenizeText, typed
+from anbar.apps.emulator.errors import Json
 from anbar.apps.emulator.generate_request import served_model
 from anbar.apps.emulator.pages import answer
 from anbar.apps.emulator.prompts import chat_prompt, completion_prompts
@@ -18,6 +21,8 @@ class TokenPages:
     def tokenize(self, request: Request) -> Answer:
         """The ids that a prompt has, or a chat."""
         body = parse_json(request)
+        kinds = (TokenizeText, TokenizeChat) if "messages" not in body else (TokenizeChat,)
+        body = typed(body, *kinds)
         served_model(body, self._state.served)
         tokens = self._tokens(body)
         strings = self._state.text.pieces(tokens) if body.get("return_token_strs") else None
@@ -28,21 +33,15 @@ class TokenPages:
 
     def detokenize(self, request: Request) -> Answer:
         """The text of ids, special tokens included."""
-        body = parse_json(request)
+        body = typed(parse_json(request), Detokenize)
         served_model(body, self._state.served)
-        tokens = body.get("tokens")
-        if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
-            raise invalid("{'type': 'list_type', 'loc': 'body.tokens'}", "body.tokens")
-        return answer({"prompt": self._state.text.decode(tokens)})
+        return answer({"prompt": self._state.text.decode(cast(list[int], body["tokens"]))})
 
     def _tokens(self, body: Json) -> tuple[int, ...]:
         text = self._state.text
-        if isinstance(body.get("messages"), list):
+        if "messages" in body:
             return chat_prompt(body, text)
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str):
-            raise invalid("{'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}", "body.prompt")
-        if not prompt:
+        if not body["prompt"]:
             return ()
         _, (tokens,) = completion_prompts(body, text)
         return tokens

@@ -10,6 +10,9 @@ import zmq
 from anbar.testing.engine_contract.sockets import connected_socket
 from anbar.testing.engine_contract.target import Json, Target, block_size, complete, long_prompt, ok, tokens
 
+_HEARD_MS = 500
+"""After that long without a message a subscription is not there yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -27,7 +30,7 @@ def published(target: Target, action: Callable[[], object]) -> list[Batch]:
     """
     marker = some_tokens(target, block_size(target))
     with connected_socket(zmq.SUB, target.events) as socket:
-        time.sleep(0.3)  # a subscription takes a moment to reach the publisher
+        _await_subscription(target, socket)
         action()
         ok(complete(target, marker, max_tokens=1))
         batches: list[Batch] = []
@@ -42,6 +45,18 @@ def published(target: Target, action: Callable[[], object]) -> list[Batch]:
             if any(holds(event, marker) for event in events):
                 batches[-1].events[:] = [event for event in events if not holds(event, marker)]
                 return [batch for batch in batches if batch.events]
+
+
+def _await_subscription(target: Target, socket: "zmq.Socket[bytes]") -> None:
+    """A subscription takes its time to reach the publisher: have a block announced until that is heard."""
+    time.sleep(0.1)
+    while True:
+        marker = some_tokens(target, block_size(target))
+        ok(complete(target, marker, max_tokens=1))
+        while socket.poll(_HEARD_MS):
+            _, events, _ = msgspec.msgpack.decode(socket.recv_multipart()[2])
+            if any(holds(event, marker) for event in events):
+                return
 
 
 def some_tokens(target: Target, count: int) -> list[int]:

@@ -1,11 +1,13 @@
 """A circuit breaker around a store: one that is down costs one deadline, then nothing, until it is back."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
 from anbar.core.clock import Clock
+from anbar.tier.store import Outcome
 
 
 class BreakerState(Enum):
@@ -27,6 +29,13 @@ class Verdict(Enum):
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     """As bad as several failures: everyone who calls waits this long, so it opens the breaker at once."""
+
+
+def judge(outcomes: Sequence[Outcome]) -> Verdict:
+    """What a call says about the store: fine as long as some key was really answered."""
+    if not outcomes or any(outcome not in (Outcome.TIMEOUT, Outcome.ERROR) for outcome in outcomes):
+        return Verdict.OK
+    return Verdict.TIMED_OUT if Outcome.TIMEOUT in outcomes else Verdict.FAILED
 
 
 Ticket = NewType("Ticket", int)

@@ -72,18 +72,15 @@ def _serve(engine: DryEngine, label: str, asks: dict[str, Ask], *, clears: bool)
         number = len(scheduler.steps)
         assert number < _MAX_STEPS, "no end"
         for name, ask in asks.items():
-            if name not in arrived and ask.arrives <= number:
+            if name not in arrived and (ask.arrives <= number or not scheduler.has_requests()):
                 engine.add(name, ask)
                 arrived[name] = number
         now = [name for name, ask in asks.items() if ask.aborts == number]
         engine.abort([name for name in now if not asks[name].aborts_amid])
-        if not scheduler.has_requests():
-            if len(arrived) == len(asks):
-                break
-            name = next(name for name in asks if name not in arrived)
-            engine.add(name, asks[name])
-            arrived[name] = number
-        engine.step([name for name in now if asks[name].aborts_amid])
+        if scheduler.has_requests():
+            engine.step([name for name in now if asks[name].aborts_amid])
+        elif len(arrived) == len(asks):
+            break
     requests = tuple(_asked(engine, name, ask, arrived[name]) for name, ask in asks.items())
     return Batch(label, clears, requests, tuple(scheduler.steps))
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts, judge
+from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import ManualClock
 from anbar.testing.memory_store import MemoryStore
 from anbar.testing.store_contract import get, put
-from anbar.tier.breaker import Breaker, BreakerState, Verdict
+from anbar.tier.breaker import Breaker, BreakerState, Verdict, judge
 from anbar.tier.lookups import Question
 from anbar.tier.store import Outcome
 from anbar.tier.transfers import Call, Direction

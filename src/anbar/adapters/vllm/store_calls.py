@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from anbar.tier.breaker import Breaker, Verdict
+from anbar.tier.breaker import Breaker, judge
 from anbar.tier.lookups import Question
 from anbar.tier.store import Outcome, PutItem, Store, StoreStats
 from anbar.tier.transfers import Call, Direction
@@ -41,13 +41,6 @@ class Result:
     evicted: Sequence[bytes] = ()
     stats: StoreStats | None = None
     is_defect: bool = False
-
-
-def judge(outcomes: Sequence[Outcome]) -> Verdict:
-    """What a call says about the store: fine as long as some key was really answered."""
-    if not outcomes or any(outcome not in (Outcome.TIMEOUT, Outcome.ERROR) for outcome in outcomes):
-        return Verdict.OK
-    return Verdict.TIMED_OUT if Outcome.TIMEOUT in outcomes else Verdict.FAILED
 
 
 class StoreCalls:

@@ -148,10 +148,12 @@ class Connector:
             is_due = after // size > piece.num_before // size or index >= num_running
             if is_due or self._behind:
                 self._offer(self._offloads[piece.request.id], after)
-        for request in ended:
-            self._offer_last(self._offloads[request.id], step)
-        for request in ended:
-            self._close(self._offloads[request.id])
+        leaving = [offload for request in ended if (offload := self._offloads.get(request.id)) is not None
+                   and offload.request is request]  # fmt: skip
+        for offload in leaving:
+            self._offer_last(offload, step)
+        for offload in leaving:
+            self._close(offload)
         self._given_away.clear()
         self._account(step)
 
@@ -173,6 +175,22 @@ class Connector:
     def close(self, request: EngineRequest) -> None:
         """A request ended; its blocks are still its own."""
         self._offloads[request.id].blocks = request.blocks
+
+    def clear(self) -> None:
+        """Between steps: forget what host RAM holds, and what was to be copied there. Nothing is announced.
+        Requests that run offer all of theirs again."""
+        self.stores.clear()
+        for offload in list(self._offloads.values()):
+            if offload.request.status in (Status.FINISHED, Status.ABORTED):
+                self._behind.discard(offload)
+                del self._offloads[offload.request.id]
+                continue
+            offload.num_chunks_seen = offload.num_jobs = 0
+            offload.used.clear()
+            self._behind.add(offload)
+        if self.link is not None:
+            self.link.clear()
+        self.host.clear()
 
     def take_events(self) -> list[EngineEvent]:
         """What happened to the tiers since the last call."""

@@ -131,9 +131,15 @@ class Engine:
         self.counters.num_evictions = self.pool.num_evictions
         return self.scheduler.finish(running.step)
 
-    def clear_cache(self) -> bool:
-        """Forget what the device caches; False, and nothing done, while a request holds blocks."""
-        return self.scheduler.clear_cache()
+    def clear_cache(self, *, preempts: bool = False, tiers: bool = False) -> bool:
+        """Forget what the device caches; False, and nothing done, while a request holds blocks.
+
+        With `preempts` those that run give their blocks back first (`reset_running_requests`), which is only
+        possible between steps; those that load keep theirs. With `tiers` host RAM is emptied too
+        (`reset_external`), also when the device is not.
+        """
+        assert self._running is None or not (preempts or tiers), "a step is under way"
+        return self.scheduler.clear_cache(preempts=preempts, tiers=tiers)
 
     def check_integrity(self) -> None:
         """AssertionError unless every block, key and request is accounted for."""

@@ -203,9 +203,14 @@ class Scheduler:
         for piece in step.pieces:
             piece.request.num_computed += count - 1
 
-    def clear_cache(self) -> bool:
-        """Forget what the device caches; False, and nothing done, while a request holds blocks."""
-        return self._pool.clear()
+    def clear_cache(self, *, preempts: bool, tiers: bool) -> bool:
+        """Between steps: see `Engine.clear_cache`."""
+        while preempts and self._running:
+            self._preempt(self._running.pop())
+        cleared = self._pool.clear()
+        if tiers and self._connector is not None and (cleared or not preempts):
+            self._connector.clear()
+        return cleared
 
     def check_integrity(self) -> None:
         """AssertionError unless queues, states and blocks agree."""

@@ -19,7 +19,7 @@ from anbar.core.events import Tier
 from anbar.sim.engine.events import EngineEvent, TierRemoved, TierStored
 from anbar.sim.engine.host import Found, HostTier
 from anbar.sim.engine.request import BlockKey, EngineRequest
-from anbar.tier.breaker import Breaker
+from anbar.tier.breaker import Breaker, Ticket, judge
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.tally import Tally
@@ -47,9 +47,12 @@ AnyCall = Question | Call
 
 @dataclass(frozen=True, slots=True)
 class _Result:
+    """What came of a call; `outcomes` and `ticket` are None when the breaker refused it."""
+
     call: AnyCall
-    outcomes: list[Outcome]
+    outcomes: list[Outcome] | None
     evicted: list[bytes]
+    ticket: Ticket | None
 
 
 class Chunks(Protocol):
@@ -101,21 +104,21 @@ class SharedTier:
         self.num_chunks = num_chunks
         self.cost = cost or SharedCost()
         self._chunks: Chunks = chunks if chunks is not None else ChunkTable(num_chunks)
-        self._due: list[tuple[float, int, AnyCall, list[_Result]]] = []
+        self._due: list[tuple[float, int, AnyCall, Ticket, list[_Result]]] = []
         self._number = 0
 
-    def submit(self, call: AnyCall, ends_s: float, results: list[_Result]) -> None:
+    def submit(self, call: AnyCall, ends_s: float, ticket: Ticket, results: list[_Result]) -> None:
         """A call that takes effect at `ends_s`; what came of it is added to `results` then."""
         self._number += 1
-        heapq.heappush(self._due, (ends_s, self._number, call, results))
+        heapq.heappush(self._due, (ends_s, self._number, call, ticket, results))
 
     def advance(self, now_s: float) -> None:
         """Let the calls take effect that have ended by now."""
         while self._due and self._due[0][0] <= now_s:
-            _, _, call, results = heapq.heappop(self._due)
+            _, _, call, ticket, results = heapq.heappop(self._due)
             evicted: list[bytes] = []
             outcomes = [self._perform(call, key, evicted) for key in call.keys]
-            results.append(_Result(call, outcomes, evicted))
+            results.append(_Result(call, outcomes, evicted, ticket))
 
     def _perform(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
         try:
@@ -153,11 +156,11 @@ class SharedLink:
         self._host = host
         self._chunk_bytes = max(1, chunk_bytes)
         self._now = _Now()
-        breaker, tally = Breaker(self._now), Tally()
-        self._lookups = Lookups(self._now, breaker, tally, timeout_s=tier.cost.timeout_s)
+        self._breaker, tally = Breaker(self._now), Tally()
+        self._lookups = Lookups(self._now, self._breaker, tally, timeout_s=tier.cost.timeout_s)
         self._transfers = Transfers(
             self._now,
-            breaker,
+            self._breaker,
             tally,
             TransferConfig(
                 row_bytes=self._chunk_bytes,
@@ -191,7 +194,7 @@ class SharedLink:
     def is_awaited(self) -> bool:
         """Whether nothing will change before `next_s`: a call is under way, and what came of those before was
         known to the plan."""
-        all_run = len(self._jobs) == self._transfers.num_running
+        all_run = len(self._jobs) == self._transfers.num_running and not self._results
         return bool(self._ends_s) and all_run and not self._is_news
 
     @property
@@ -264,6 +267,17 @@ class SharedLink:
         for question in self._lookups.take_questions():
             self._submit(question)
 
+    def clear(self) -> None:
+        """The host tier is about to be emptied: wait for what is on its way (its last call's end, here, does
+        not take the engine's time), and fetch nothing that was found."""
+        if self._ends_s:
+            self._tier.advance(max(self._ends_s))
+            self._ends_s.clear()
+        self._has_polled = False
+        self.poll()
+        self._has_polled = False
+        self._wanted.clear()
+
     def take_events(self) -> list[EngineEvent]:
         """What became known of the store's content since the last call."""
         if not self._events:
@@ -288,6 +302,10 @@ class SharedLink:
 
     def _submit(self, call: AnyCall) -> None:
         cost, now_s = self._tier.cost, self._now.value_s
+        ticket = self._breaker.admit()
+        if ticket is None:
+            self._results.append(_Result(call, None, [], None))
+            return
         if isinstance(call, Question):
             lane, seconds = self._lanes[None], cost.lookup_s
         else:
@@ -297,9 +315,11 @@ class SharedLink:
         ends_s = max(now_s, heapq.heappop(lane)) + seconds
         heapq.heappush(lane, ends_s)
         heapq.heappush(self._ends_s, ends_s)
-        self._tier.submit(call, ends_s, self._results)
+        self._tier.submit(call, ends_s, ticket, self._results)
 
     def _settle(self, result: _Result) -> None:
+        if result.ticket is not None and result.outcomes is not None:
+            self._breaker.record(result.ticket, judge(result.outcomes))
         if isinstance(result.call, Question):
             self._lookups.settle(result.call, result.outcomes)
         else:

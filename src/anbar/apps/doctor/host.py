@@ -18,7 +18,7 @@ from anbar.config.sizes import format_size
 _PROCESS_BYTES = 2 * 1024**3
 """Memory of one CPU engine's processes without weights and caches: measured 1.6 GiB, with some room."""
 _EMULATOR_BYTES = 256 * 1024**2
-"""Memory of one emulated engine: measured 170 MiB, with room for its blocks."""
+"""Memory of one emulated engine: measured 150 MiB, with room for its blocks."""
 _SHM_PER_WORKER = 64 * 1024**2
 """vLLM's message rings and semaphores in /dev/shm."""
 _MIN_DISK = 2 * 1024**3

@@ -44,7 +44,7 @@ unit: install-router ## unit tests
 	@echo "== unit tests"
 	@$(PYTEST) tests/unit -n $(JOBS) --dist worksteal
 
-integration: install-router ## router and stack against fake engines
+integration: install-router ## router and stack against emulated engines
 	@echo "== integration tests, about two minutes"
 	@$(PYTEST) tests/integration -n $(JOBS) --dist worksteal
 

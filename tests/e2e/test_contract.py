@@ -1,4 +1,4 @@
-"""Real vLLM keeps the contract that the fake engine of the other suites keeps: what differs is a defect."""
+"""Real vLLM keeps the contract that the emulator of the other suites keeps: what differs is a defect."""
 
 import pytest
 

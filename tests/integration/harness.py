@@ -1,4 +1,4 @@
-"""What black-box tests of the router need: a raw HTTP client, a router process, fake engines around it."""
+"""What black-box tests of the router need: a raw HTTP client, a router process, engines around it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A router in front of fake engines, driven and judged from outside: HTTP in, records and metrics out."""
+"""A router in front of emulated engines, driven and judged from outside: HTTP in, records and metrics out."""
 
 import asyncio
 import contextlib

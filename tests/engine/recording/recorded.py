@@ -7,10 +7,13 @@ How to read a step. vLLM's loop is: schedule, compute, update. `Step.pieces` to 
 `schedule()` decided, with `blocks` and `free` as it left them; `outputs` to `host` are what was visible after
 `update_from_output()`. Requests that arrive, aborts and `clears` take effect before `schedule()`.
 
-Two orders are chance in vLLM, which iterates over sets of strings and bytes there:
+Three orders are chance in vLLM, which iterates over sets of strings and bytes there:
 - the requests that finished in the same step, when the next step stores the rest of their blocks: the
   recorder pins it to the order in which they finished (that of the running queue);
-- the chunks that one store completes, in its `stored` event on the host tier: compare these as a set.
+- the requests aborted by one call, when their blocks are freed: the recorder aborts them one by one, in the
+  order of the batch;
+- the chunks that one store completes, in its `stored` events on the host tier: compare these as a set.
+All else is the same in every run, answers included: nothing in a step depends on the time that it takes.
 """
 
 import gzip

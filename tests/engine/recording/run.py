@@ -86,7 +86,9 @@ class _Session:
                 ask = due.popleft()
                 arrived[ask.id] = step
                 self._add(ask, prompts[ask.id])
-            self._engine.abort_request([ask.id for ask in batch.asks if ask.aborts == step])
+            for ask in batch.asks:
+                if ask.aborts == step:
+                    self._engine.abort_request([ask.id])  # of several at once, vLLM makes a set
             if not due and not self._scheduler.has_requests():
                 break
             self._engine.step()

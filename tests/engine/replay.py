@@ -46,17 +46,29 @@ class Replay:
     recording: Recording
     shared: SharedTier | None = None
     """Behind the host tier, where vLLM had one."""
-    prefix_caching: bool = True
     totals: Totals = field(default_factory=Totals)
 
     def run(self) -> Totals:
         settings = self.recording.settings
         self._block_size = settings.block_size
-        self._engine = Engine(_shape(settings, self.prefix_caching), _COST, _tiers(settings, self.shared))
+        self._engine = Engine(self.shape(), _COST, _tiers(settings, self.shared))
         self._now_s = 0.0
         for batch in self.recording.batches:
             self._serve(batch)
         return self.totals
+
+    def shape(self) -> EngineShape:
+        """The engine's shape, as vLLM said it."""
+        settings = self.recording.settings
+        return EngineShape(
+            block_size=settings.block_size,
+            num_blocks=settings.num_blocks,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            watermark=settings.watermark,
+            reserve_full_prompt=settings.reserve_full_prompt,
+        )
 
     def request(self, asked: Asked) -> EngineRequest:
         """The model's side of a request."""
@@ -69,6 +81,9 @@ class Replay:
             max_load_tokens=asked.max_load_tokens,
             max_offload_tokens=asked.max_offload_tokens,
         )
+
+    def before_step(self, engine: Engine, batch: Batch, number: int) -> None:
+        """What else was done to the engine before a step, after arrivals and aborts."""
 
     def aborts_amid(self, batch: Batch, number: int) -> Sequence[str]:
         """Requests that were aborted while a step was computed."""
@@ -87,6 +102,7 @@ class Replay:
             for asked in batch.requests:
                 if asked.aborts == number:
                     self._engine.abort(RequestId(asked.id))
+            self.before_step(self._engine, batch, number)
             for name, ours, theirs in self._step(step, self.aborts_amid(batch, number)):
                 assert ours == theirs, f"{batch.name}, step {number}: {name} differ"
             self._engine.check_integrity()
@@ -185,19 +201,6 @@ class _Keys:
     def first(self, num_blocks: int) -> Sequence[BlockKey]:
         assert num_blocks <= len(self.keys)
         return self.keys[:num_blocks]
-
-
-def _shape(settings: Settings, prefix_caching: bool) -> EngineShape:
-    return EngineShape(
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        prefix_caching=prefix_caching,
-        watermark=settings.watermark,
-        reserve_full_prompt=settings.reserve_full_prompt,
-    )
 
 
 def _tiers(settings: Settings, shared: SharedTier | None) -> Tiers:

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections import Counter
 
 _ENVIRONMENT = {
@@ -39,7 +40,8 @@ def main() -> None:
             totals += compare(seed)
         except AssertionError as error:
             num_differing += 1
-            print(f"seed {seed}: {str(error)[:2000]}", flush=True)
+            (place,) = traceback.extract_tb(error.__traceback__)[-1:]
+            print(f"seed {seed}: {str(error)[:2000]} ({place.filename}, line {place.lineno})", flush=True)
     print(json.dumps(totals))
     sys.exit(num_differing > 0)
 

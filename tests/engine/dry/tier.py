@@ -2,6 +2,7 @@
 
 Runs in the engine's interpreter."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -54,15 +55,21 @@ class ClockedCalls:
         self._calls.append((ends_s, self._num_calls, call))
 
     def collect(self) -> Iterator[Result]:
-        due = sorted(call for call in self._calls if call[0] <= CLOCK.now_s())
-        self._calls = [call for call in self._calls if call[0] > CLOCK.now_s()]
+        return self._end(CLOCK.now_s())
+
+    def collect_all(self) -> Iterator[Result]:
+        return self._end(math.inf)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _end(self, now_s: float) -> Iterator[Result]:
+        due = sorted(call for call in self._calls if call[0] <= now_s)
+        self._calls = [call for call in self._calls if call[0] > now_s]
         for _, _, call in due:
             evicted: list[bytes] = []
             outcomes = [self._operate(call, key, evicted) for key in call.keys]
             yield Result(call, outcomes, evicted=evicted)
-
-    def close(self) -> None:
-        """Nothing runs."""
 
     def _operate(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
         entry = (call.scope, key)

@@ -110,6 +110,7 @@ class Engine:
         """
         assert self._running is None, "the last step has not been finished"
         if not self.scheduler.has_work:
+            self.scheduler.rest()
             return None
         self._tell_time(now_s)
         step = self.scheduler.schedule()

@@ -79,10 +79,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has anything to do, if only to store what ended requests left."""
+        """Whether a step has anything to do, if only to store, or to announce, what ended requests left."""
         if self._running or self._waiting or self._holding:
             return True
-        return self._connector is not None and bool(self._ended or self._requests or self._connector.has_work)
+        if self._connector is None:
+            return bool(self._ended) and self._pool.has_events
+        return bool(self._ended or self._requests) or self._connector.has_work
+
+    def rest(self) -> None:
+        """There was nothing to do."""
+        self._ended.clear()
 
     @property
     def is_quiet(self) -> bool:
@@ -145,7 +151,7 @@ class Scheduler:
             self._admit(step, budget)
         if self._connector is not None:
             self._connector.plan(step, self._ended)
-            self._ended.clear()
+        self._ended.clear()
         return step
 
     def finish(self, step: Step) -> StepResult:
@@ -396,7 +402,7 @@ class Scheduler:
     def _end(self, request: EngineRequest, *, keeps_blocks: bool = False) -> None:
         if self._connector is not None:
             self._connector.close(request)
-            self._ended.append(request)
+        self._ended.append(request)
         self._prefilling.discard(request)
         if not keeps_blocks:
             self._free(request)

@@ -67,6 +67,7 @@ class Place:
         self.scratch_dirs: set[Path] = set()
         self.url = ""
         self.store: dict[str, str] = {}
+        self.more: list[dict[str, Any]] = []
         self.launch: dict[str, Any] = {
             "model": str(tiny_model(directory)),
             "count": 2,
@@ -82,7 +83,8 @@ class Place:
                 {
                     "state_dir": str(self.state_dir),
                     "engines": [
-                        {"name": "a", **({"url": self.url} if self.url else {"launch": self.launch})}
+                        {"name": "a", **({"url": self.url} if self.url else {"launch": self.launch})},
+                        *self.more,
                     ],
                     "cache": {"mode": "shared", "host_bytes": "16MiB", "store": self.store},
                     "router": {"port": self.base, "drain_timeout_s": 1},

@@ -111,3 +111,26 @@ def test_attached_engines_models(place: Place) -> None:
             assert '"model":"attached-model"' in place.up().ready().text()
         finally:
             process.terminate()
+
+
+def test_real_and_emulated_engines_beside_each_other(place: Place) -> None:
+    """Each is started by its own program, and both are served under their names."""
+    place.launch["count"] = 1
+    place.more = [
+        {"name": "e", "launch": {"device": "emulated", "model": "/nonexistent/tiny", "port": place.base + 2}}
+    ]
+    text = place.up().ready().text()
+    assert "serves fake-model, tiny (1 of 2 engines emulated: their answers are made up)" in text
+    assert {part["name"]: part["kind"] for part in place.state()["parts"]} == {
+        "a-0": "engine",
+        "e-0": "emulated",
+        "router": "router",
+    }
+    body = json.dumps({"model": "tiny", "prompt": "A storehouse", "max_tokens": 3}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{place.base}/v1/completions",
+        data=body,
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 3

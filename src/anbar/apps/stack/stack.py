@@ -8,10 +8,14 @@ import yaml
 
 from anbar.adapters.process.cleanup import remove_scratch_dir
 from anbar.adapters.process.state import STATE_FILE, StackState, current_boot, self_id, write_state
+from anbar.adapters.vllm.launch import ask
 from anbar.apps.stack.part import Part
 from anbar.apps.stack.plan import StackPlan
 from anbar.apps.stack.reporter import Reporter
 from anbar.core.errors import StackError
+
+_ALL_SERVED_S = 15.0
+_POLL_S = 0.1
 
 
 class Stack:
@@ -43,7 +47,20 @@ class Stack:
         self._plan.router_yaml.touch(mode=0o600)
         self._plan.router_yaml.write_text(text, encoding="utf-8")
         await self._router.start()
+        await self._until_all_are_served()
         return time.monotonic() - begin
+
+    async def _until_all_are_served(self) -> None:
+        """The router is ready when one engine is; who is told that the stack is takes it for all of them. An
+        engine that the router does not like is no reason to wait for ever: `anbar status` shows it."""
+        wanted = {engine.name for engine in self._engines}
+        deadline = time.monotonic() + _ALL_SERVED_S
+        while time.monotonic() < deadline:
+            found = await ask(self.endpoint, "/ready")
+            served = found.get("engines") if isinstance(found, dict) else None
+            if not isinstance(served, list) or wanted <= set(served):
+                return
+            await asyncio.sleep(_POLL_S)
 
     async def watch(self) -> None:
         """Runs until no launched engine is left: StackError. Parts that die are started again. What a part

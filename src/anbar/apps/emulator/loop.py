@@ -1,7 +1,7 @@
 """The engine model on the real clock: steps begin when there is work, and end when their time has passed."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from anbar.apps.emulator.pacing import ModelClock
@@ -52,6 +52,8 @@ class EngineLoop:
         self._is_pausing = False
         """It is paused as soon as what it has is done; what comes is held back."""
         self._held: list[SequenceRun] = []
+        self._actions: list[Callable[[], None]] = []
+        """For the end of the step."""
         self._stopped = False
 
     @property
@@ -89,11 +91,19 @@ class EngineLoop:
             run.on_abort()
         self._arouse()
 
-    def clear_cache(self) -> bool:
-        """Drop the device cache; False while requests hold blocks."""
-        cleared = self.engine.clear_cache()
+    def clear_cache(self, *, preempts: bool = False, tiers: bool = False) -> bool:
+        """Drop the device cache; False while requests hold blocks. `preempts` and `tiers` are those of
+        `Engine.clear_cache`, and possible only `between_steps`."""
+        cleared = self.engine.clear_cache(preempts=preempts, tiers=tiers)
         self._arouse()
         return cleared
+
+    def between_steps(self, action: Callable[[], None]) -> None:
+        """Do it now, or when the step that runs has ended."""
+        if self._step is None:
+            action()
+        else:
+            self._actions.append(action)
 
     def pause(self) -> None:
         """Start no more steps."""
@@ -116,6 +126,7 @@ class EngineLoop:
         self._stopped = True
         self._runs.clear()
         self._held.clear()
+        self._actions.clear()
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -158,6 +169,9 @@ class EngineLoop:
             self._observer.step_ended(result)
             for output in result.outputs:
                 self._deliver(output, ended_s)
+            actions, self._actions = self._actions, []
+            for action in actions:
+                action()
         finally:
             if not self._stopped and self._step is None:
                 self._follow(ended_s)

@@ -1,6 +1,6 @@
 """The small pages around generation: models, health, version, load, metrics, cache, sleep."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import parse_qs
 
 from anbar.adapters.http.message import Answer, Request
@@ -17,6 +17,9 @@ def answer(page: object) -> Answer:
 
 
 EMPTY = Answer(200, b"", ())
+
+Later = Callable[[Callable[[Answer], None]], None]
+"""An answer that is not there yet: it is given to the function that this one gets."""
 
 
 class Pages:
@@ -72,12 +75,17 @@ class Pages:
         }
         return answer({"0": source})
 
-    def reset_prefix_cache(self, request: Request) -> Answer:
-        """Drop the device cache; `success` is false while requests hold blocks."""
-        _flag(_query(request), "reset_external")
-        if _flag(_query(request), "reset_running_requests"):
-            self._state.life.loop.abort_all()
-        return answer({"success": self._state.life.loop.clear_cache()})
+    def reset_prefix_cache(self, request: Request) -> Later:
+        """Drop the device cache, by `reset_external` host RAM too; `success` is false while requests hold
+        blocks, which by `reset_running_requests` they give back, to be computed again."""
+        query, loop = _query(request), self._state.life.loop
+        tiers, preempts = _flag(query, "reset_external"), _flag(query, "reset_running_requests")
+
+        def reset(deliver: Callable[[Answer], None]) -> None:
+            cleared = loop.clear_cache(preempts=preempts, tiers=tiers)
+            deliver(answer({"success": cleared}))
+
+        return lambda deliver: loop.between_steps(lambda: reset(deliver))
 
     def reset_other_cache(self, _: Request) -> Answer:
         """There is no cache of media or of encoders."""

@@ -17,7 +17,7 @@ from anbar.apps.emulator.embedding import Embedding, parse_embed
 from anbar.apps.emulator.errors import ApiError, FrameworkError, LateError, Unauthorized, failed
 from anbar.apps.emulator.generate_request import Served, parse_generate
 from anbar.apps.emulator.generation import Generation
-from anbar.apps.emulator.pages import Pages
+from anbar.apps.emulator.pages import Later, Pages
 from anbar.apps.emulator.playing import Playing
 from anbar.apps.emulator.records import Ending, Seen
 from anbar.apps.emulator.settings import Runner
@@ -25,7 +25,7 @@ from anbar.apps.emulator.sink import JSON, FaultStruck, FaultySink, Sink
 from anbar.apps.emulator.state import EngineState
 from anbar.apps.emulator.token_pages import TokenPages
 
-Page = Callable[[Request], Answer]
+Page = Callable[[Request], Answer | Later]
 
 _VARY: Sequence[Header] = ((b"vary", b"Origin"),)
 """vLLM's server allows other origins by default, which its answers may therefore depend on."""
@@ -174,7 +174,10 @@ class Service:
         page = self._pages.get(request.method, {}).get(call.path)
         if page is not None:
             answer = page(request)
-            call.sink.whole(answer.status, answer.body, answer.headers)
+            if isinstance(answer, Answer):
+                _send(call, answer)
+            else:
+                answer(lambda answer: self._guard(call, lambda call: _send(call, answer)))
         elif allowed := self._methods(call.path):
             body = dump(FrameworkError("Method Not Allowed").body())
             call.sink.whole(405, body, (*JSON, (b"allow", allowed)))
@@ -263,6 +266,10 @@ def _start(begin: Begin, exchange: Exchange) -> None:
     work = begin()
     exchange.on_gone = work.abandon
     work.start()
+
+
+def _send(call: _Call, answer: Answer) -> None:
+    call.sink.whole(answer.status, answer.body, answer.headers)
 
 
 def _refuse_late(call: _Call, error: LateError) -> None:

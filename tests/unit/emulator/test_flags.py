@@ -1,0 +1,172 @@
+"""The command line of `anbar emulate`: vLLM's flags keep their meaning, others are named, errors too."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from anbar.adapters.vllm.kv_publish import Framing
+from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
+from anbar.apps.emulator.flags import parse
+from anbar.apps.emulator.launch import NUM_BLOCKS, plan
+from anbar.apps.emulator.settings import EngineSettings, Runner
+from anbar.core.cost import EngineCost, TokenCurve
+from anbar.core.cost_file import CostFile, EngineType, Measured, render
+from anbar.core.errors import ConfigError
+from anbar.sim.engine.shape import HostShape, Offload
+
+EVENTS = {
+    "enable_kv_cache_events": True,
+    "publisher": "zmq",
+    "endpoint": "ipc:///x/kv",
+    "replay_endpoint": "",
+}
+TRANSFER = {
+    "kv_connector": "AnbarConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {
+        "cpu_bytes_to_use": 100 * KV_BYTES_PER_TOKEN * 32,
+        "blocks_per_chunk": 2,
+        "offload_prompt_only": False,
+        "secondary_tiers": [{"type": "AnbarSharedTier", "store": {"id": "s", "capacity_bytes": 10**12}}],
+    },
+}
+
+
+def planned(model_dir: Path, *argv: str, **environ: str) -> list[EngineSettings]:
+    return plan(parse(argv), model_dir, environ)
+
+
+def test_defaults(model_dir: Path) -> None:
+    """Without a flag: one engine of estimated costs, on loopback, named after its directory."""
+    (engine,) = planned(model_dir)
+    assert (engine.host, engine.port, engine.served_names) == ("127.0.0.1", 8000, ("tiny",))
+    assert (engine.shape.block_size, engine.shape.num_blocks) == (16, NUM_BLOCKS)
+    assert engine.shape.kv_bytes_per_token == KV_BYTES_PER_TOKEN
+    assert engine.cost == H100_8B
+    assert engine.events is engine.host_tier is engine.shared is None
+    assert not any((engine.prompt_tokens_details, engine.dev_mode, engine.runtime_loras))
+
+
+def test_a_rendered_command(model_dir: Path) -> None:
+    """What `anbar up` renders for a real engine is understood; what has no meaning here is named."""
+    argv = [
+        *("--model", str(model_dir), "--served-model-name", "small", "--host", "127.0.0.1", "--port", "8101"),
+        *("--dtype", "float32", "--max-model-len", "2k", "--block-size", "32"),
+        *("--num-gpu-blocks-override", "300", "--enforce-eager", "--enable-prompt-tokens-details"),
+        *("--disable-access-log-for-endpoints", "/health,/metrics"),
+        *("--kv-events-config", json.dumps(EVENTS), "--kv-transfer-config", json.dumps(TRANSFER)),
+    ]
+    flags = parse(argv)
+    assert flags.ignored == ("--enforce-eager", "--disable-access-log-for-endpoints")
+    (engine,) = plan(flags, model_dir, {})
+    assert (engine.root, engine.served_names, engine.port) == (str(model_dir), ("small",), 8101)
+    shape = engine.shape
+    assert (shape.max_model_len, shape.block_size, shape.num_blocks) == (2000, 32, 300)
+    assert engine.prompt_tokens_details
+    assert engine.events is not None
+    assert (engine.events.endpoint, engine.events.replay_endpoint) == ("ipc:///x/kv", "")
+    assert engine.host_tier == HostShape(50, 2, Offload.ALL)
+    assert engine.shared is not None
+    assert engine.store_owner == "anbar:s"
+
+
+def test_many_engines_are_numbered(model_dir: Path) -> None:
+    """Ports and event addresses count up; a store in memory is the same object for all."""
+    events = json.dumps({**EVENTS, "replay_endpoint": "tcp://*:5600"})
+    argv = ("--count", "3", "--port", "9000", "--kv-events-config", events)
+    engines = planned(model_dir, *argv, "--kv-transfer-config", json.dumps(TRANSFER))
+    assert [engine.port for engine in engines] == [9000, 9001, 9002]
+    published = [engine.events for engine in engines if engine.events is not None]
+    assert [p.endpoint for p in published] == ["ipc:///x/kv", "ipc:///x/kv.1", "ipc:///x/kv.2"]
+    assert [p.replay_endpoint for p in published] == ["tcp://*:5600", "tcp://*:5601", "tcp://*:5602"]
+    assert engines[0].shared is engines[2].shared is not None
+    assert [engine.port for engine in planned(model_dir, "--count", "2", "--port", "0")] == [0, 0]
+
+
+def test_as_vllm_spells_it(model_dir: Path) -> None:
+    """Underscores, `=`, unambiguous beginnings, and the model as first argument."""
+    flags = parse(
+        [str(model_dir), "--max_model_len=1K", "--served-model", "a", "b", "-tp", "2", "--task", "embed"]
+    )
+    assert (flags.model, flags.max_model_len, flags.tensor_parallel_size) == (str(model_dir), 1024, 2)
+    assert flags.served_model_name == ("a", "b")
+    assert flags.runner is Runner.POOLING
+    assert not parse(["--no-enable-prefix-caching"]).enable_prefix_caching
+    assert parse(["--framing", "arrays"]).framing is Framing.ARRAYS
+    assert parse(["--lora-modules", "a=/x", '{"name": "b", "path": "/y"}']).lora_modules == {
+        "a": "/x",
+        "b": "/y",
+    }
+
+
+def test_environment(model_dir: Path) -> None:
+    """What vLLM reads from its environment is read here too."""
+    environ = {
+        "VLLM_API_KEY": "secret",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+    }
+    (engine,) = planned(model_dir, "--kv-events-config", json.dumps(EVENTS), **environ)
+    assert engine.api_keys == ("secret",)
+    assert engine.dev_mode
+    assert engine.runtime_loras
+    assert engine.events is not None
+    assert not engine.events.int_hashes
+
+
+def test_sizes_follow_the_model(tmp_path: Path, model_dir: Path) -> None:
+    """KV bytes and the longest context come from config.json; bytes of KV are blocks."""
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    token_bytes = 2 * 2 * 2 * 8 * 2
+    (engine,) = planned(tmp_path, "--kv-cache-memory-bytes", str(token_bytes * 16 * 40))
+    assert engine.shape.kv_bytes_per_token == token_bytes
+    assert (engine.shape.num_blocks, engine.shape.max_model_len) == (40, 128)
+    (engine,) = planned(tmp_path, "--dtype", "float32")
+    assert engine.shape.kv_bytes_per_token == 2 * token_bytes
+
+
+def test_costs(tmp_path: Path, model_dir: Path) -> None:
+    """A cost file brings its coefficients and the sizes that they were measured with; `none` is free."""
+    cost = EngineCost(tokens=TokenCurve(((1, 0.01), (100, 0.2))))
+    kind = EngineType("m", "cpu", "float32", "0.32.0", 64, 4096, 2048)
+    file = tmp_path / "cost.json"
+    file.write_text(render(CostFile(kind, Measured("2026-01-01T00:00:00Z", "test", 1.0), cost)))
+    (engine,) = planned(model_dir, "--cost", str(file))
+    assert engine.cost == cost
+    assert (engine.shape.block_size, engine.shape.kv_bytes_per_token) == (64, 4096)
+    (engine,) = planned(model_dir, "--cost", "none")
+    assert engine.cost == EngineCost()
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--count", "0"], "--count"),
+        (["--speed", "0"], "--speed"),
+        (["--port", "70000"], "--port"),
+        (["--kv-events-config", "{"], "--kv-events-config"),
+        (["--framing", "tuples"], "maps, arrays"),
+        (["--runner", "draft"], "pooling"),
+        (["--cost", "/no/such/file"], "/no/such/file"),
+        (["--max-model-len", "2000", "--num-gpu-blocks-override", "10"], "--num-gpu-blocks-override"),
+        (["--lora-modules", "a"], "NAME=PATH"),
+        (["--kv-transfer-config", '{"kv_connector_extra_config": {"cpu_bytes_to_use": "x"}}'], "to_use"),
+        (["--count", "2", "--kv-events-config", json.dumps({**EVENTS, "endpoint": "tcp://x"})], "tcp://x"),
+    ],
+)  # fmt: skip
+def test_wrong_values(model_dir: Path, argv: list[str], named: str) -> None:
+    """Refused in one line that names what is wrong."""
+    with pytest.raises(ConfigError, match=named.replace("(", "\\(")):
+        planned(model_dir, *argv)

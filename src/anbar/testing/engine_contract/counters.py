@@ -88,14 +88,14 @@ def check_counters_of_a_stop(target: Target) -> None:
     if not target.alone:
         return
     ids = some_tokens(target, block_size(target) // 2)
-    text = ok(complete(target, ids, max_tokens=6, ignore_eos=True))["choices"][0]["text"]
+    asked = {"max_tokens": 6, "ignore_eos": True, "skip_special_tokens": False}
+    text = ok(complete(target, ids, **asked))["choices"][0]["text"]
     expected = {
         'request_success_total{finished_reason="stop"}': 1,
         'request_success_total{finished_reason="length"}': 0,
         "request_params_max_tokens_sum": 6,
     }
-    fields = {"stop": text[:1], "max_tokens": 6, "ignore_eos": True}
-    _expect(target, lambda: ok(complete(target, ids, **fields)), expected)
+    _expect(target, lambda: ok(complete(target, ids, stop=text[:1], **asked)), expected)
 
 
 def check_counters_of_unread_prompts(target: Target) -> None:

@@ -50,7 +50,9 @@ def published(target: Target, action: Callable[[], object]) -> list[Batch]:
 def _await_subscription(target: Target, socket: "zmq.Socket[bytes]") -> None:
     """A subscription takes its time to reach the publisher: have a block announced until that is heard."""
     time.sleep(0.1)
+    end_s = time.monotonic() + target.timeout_s
     while True:
+        assert time.monotonic() < end_s, f"nothing is heard of {target.events}"
         marker = some_tokens(target, block_size(target))
         ok(complete(target, marker, max_tokens=1))
         while socket.poll(_HEARD_MS):

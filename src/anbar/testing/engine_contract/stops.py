@@ -2,8 +2,20 @@
 
 from typing import cast
 
-from anbar.testing.engine_contract.target import Json, Target, chunks, complete, nonce, ok
+from anbar.testing.engine_contract.event_log import some_tokens
+from anbar.testing.engine_contract.target import (
+    Json,
+    Target,
+    call,
+    chunks,
+    complete,
+    context_length,
+    nonce,
+    ok,
+)
 
+_SHORT = 1024
+"""Contexts of at most this many tokens are filled."""
 _TEXT = {"max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
 
 
@@ -50,10 +62,8 @@ def check_stop_strings_in_streams(target: Target) -> None:
 def check_stop_token_ids(target: Target) -> None:
     """A stop token ends the answer with its id as reason: it counts, and shows its text only when
     `include_stop_str_in_output`; before `min_tokens` it is never generated."""
-    prompt = nonce()
-    whole = _choice(target, prompt)
+    prompt, whole, at = _with_new_token(target)
     ids = whole["token_ids"]
-    at = next(i for i in range(2, len(ids)) if ids[i] not in ids[:i])
     found = _choice(target, prompt, stop_token_ids=[ids[at]])
     assert (found["finish_reason"], found["stop_reason"]) == ("stop", ids[at]), found
     assert found["token_ids"] == ids[: at + 1], found
@@ -77,11 +87,17 @@ def check_min_tokens(target: Target) -> None:
 
 
 def check_length(target: Target) -> None:
-    """Without a limit a completion gets 16 tokens, a null limit is the same; answers end where the model's
-    context ends."""
+    """Without a limit, or with a null one, a completion gets 16 tokens; answers end where the model's context
+    does, which is tried where that is not far."""
+    body = {"model": target.model, "prompt": nonce(), "ignore_eos": True}
     for limit in ({"max_tokens": None}, {}):
-        page = ok(complete(target, nonce(), **{"ignore_eos": True, **limit}))
-        assert page["usage"]["completion_tokens"] == (16 if limit else 8)
+        page = ok(call(target, "POST", "/v1/completions", {**body, **limit}))
+        assert page["usage"]["completion_tokens"] == 16, page
+    length = context_length(target)
+    if length <= _SHORT:
+        page = ok(complete(target, some_tokens(target, length - 2), max_tokens=8, ignore_eos=True))
+        assert page["usage"]["completion_tokens"] == 2, page
+        assert page["choices"][0]["finish_reason"] == "length"
 
 
 def _with_stop(target: Target) -> tuple[str, Json, str]:
@@ -94,6 +110,18 @@ def _with_stop(target: Target) -> tuple[str, Json, str]:
         if words:
             return prompt, whole, words[0]
     raise AssertionError("no answer has a word in its middle")
+
+
+def _with_new_token(target: Target) -> tuple[str, Json, int]:
+    """A prompt, its answer, and where in the middle of that a token appears for the first time."""
+    for _ in range(20):
+        prompt = f"{nonce()} tell"
+        whole = _choice(target, prompt)
+        ids = whole["token_ids"]
+        found = [at for at in range(2, len(ids) - 3) if ids[at] not in ids[:at]]
+        if found:
+            return prompt, whole, found[0]
+    raise AssertionError("no answer has a new token in its middle")
 
 
 def _choice(target: Target, prompt: str, **fields: object) -> Json:

@@ -18,6 +18,8 @@ from anbar.core.cost_file import CostFile, EngineType, Measured, render
 from tests.e2e.stack import ANBAR, REPO, Stack, prose, run_stack, wait_until
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.timeout(200)
+
 MODEL = "llama-3.1-8b-instruct"
 ATTACHED = "http://10.255.255.1:8000"
 """An engine that is not there, and is not asked."""
@@ -160,7 +162,7 @@ def test_speed_cost_and_a_killed_launcher(tmp_path: Path) -> None:
             "/v1/completions", json={"model": MODEL, "prompt": [7] * 2000, "max_tokens": 1}
         )
         assert reply.status_code == 200, reply.text
-        assert 0.19 < time.monotonic() - begin < 1.5
+        assert 0.19 < time.monotonic() - begin < 1.9
         members = [json.loads(Path(part["record"]).read_text())["members"] for part in stack.state()["parts"]]
         pids = [pid for found in members for pid, _ in found]
         assert len(pids) >= 2

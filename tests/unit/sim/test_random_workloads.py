@@ -47,7 +47,7 @@ def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload)
 
 
 @given(WORKLOADS)
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_same_again(workload: Workload) -> None:
     """A second engine does exactly the same at the same times."""
     (_, first), (_, second) = serve(workload, checked=False), serve(workload, checked=False)
@@ -55,7 +55,7 @@ def test_the_same_again(workload: Workload) -> None:
 
 
 @given(WORKLOADS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_strides_change_nothing(workload: Workload) -> None:
     """Decode steps taken in strides: the same tokens by the end of each stride, the same batches of events at
     the same times, the same end."""

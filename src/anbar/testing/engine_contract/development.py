@@ -10,7 +10,6 @@ from anbar.testing.engine_contract.target import (
     block_size,
     call,
     complete,
-    eventually,
     nonce,
     ok,
     refused,
@@ -51,7 +50,7 @@ def check_resets(target: Target) -> None:
         reply = call(target, "POST", path)
         assert (reply.status, reply.body) == (200, b""), path
     asked = Asked(target, some_tokens(target, block_size(target)), max_tokens=40, ignore_eos=True)
-    eventually(lambda: totals(target)["num_requests_running"] == 1, target)
+    asked.wait_begun()
     assert ok(call(target, "POST", "/reset_prefix_cache")) == {"success": False}
     asked.answer()
     assert ok(call(target, "POST", "/reset_prefix_cache?reset_external=true")) == {"success": True}
@@ -88,7 +87,7 @@ def check_sleep_modes(target: Target) -> None:
         return
     for mode in ("abort", "wait", "keep"):
         asked = Asked(target, nonce(), max_tokens=24, ignore_eos=True)
-        eventually(lambda: totals(target)["num_requests_running"] == 1, target)
+        asked.wait_begun()
         ok(call(target, "POST", f"/sleep?level=0&mode={mode}"))
         if mode == "keep":
             time.sleep(0.3)

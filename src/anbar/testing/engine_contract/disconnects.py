@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from anbar.testing.engine_contract.background import Asked
 from anbar.testing.engine_contract.counters import moves, totals
@@ -36,7 +37,7 @@ def check_disconnect_while_decoding(target: Target) -> None:
         with _sent(target, {"prompt": nonce(), "max_tokens": _MANY, "stream": stream}) as connection:
             if stream:
                 assert connection.getresponse().read(16).startswith(b"data: ")
-            eventually(lambda: _gauge(target, "running") == 1, target)
+            eventually(partial(_has_begun, target, before), target)
         _wait_idle(target)
         moved = moves(before, totals(target))
         assert 1 <= moved.get("generation_tokens_total", 0) < _MANY, moved
@@ -70,7 +71,7 @@ def check_disconnect_while_waiting(target: Target) -> None:
         return
     before = totals(target)
     first = Asked(target, some_tokens(target, long), max_tokens=40, ignore_eos=True)
-    eventually(lambda: _gauge(target, "running") == 1, target)
+    first.wait_begun()
     with _sent(target, {"prompt": some_tokens(target, long), "max_tokens": 8}):
         eventually(lambda: _gauge(target, "waiting") == 1, target)
     eventually(lambda: _gauge(target, "waiting") == 0, target)
@@ -96,6 +97,10 @@ def _sent(target: Target, fields: Mapping[str, object]) -> Iterator[http.client.
 
 def _gauge(target: Target, state: str) -> float:
     return totals(target)[f"num_requests_{state}"]
+
+
+def _has_begun(target: Target, before: Mapping[str, float]) -> bool:
+    return "generation_tokens_total" in moves(before, totals(target))
 
 
 def _finished(moved: Mapping[str, float]) -> float:

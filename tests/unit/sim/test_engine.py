@@ -372,6 +372,18 @@ def test_a_store_that_finds_no_place_is_offered_again() -> None:
     assert len(on_host) == 1
 
 
+def test_an_id_may_be_used_again_at_once() -> None:
+    """A request has ended, and what it left is not stored yet, when another comes under its id."""
+    engine = tiered()
+    engine.add(ask("a", range(8), 2))
+    step(engine)
+    step(engine)
+    again = ask("a", range(50, 58), 3)
+    engine.add(again)
+    run(engine)
+    assert again.num_generated == 3
+
+
 COSTLY = SharedCost(0.25, TierCost(0.5, float("inf")), TierCost(0.125, float("inf")))
 
 

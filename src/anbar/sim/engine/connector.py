@@ -301,7 +301,7 @@ class Connector:
         self._forget_if_done(job.offload)
 
     def _forget_if_done(self, offload: _Offload) -> None:
-        if offload.is_over and not offload.num_jobs:
+        if offload.is_over and not offload.num_jobs and self._offloads.get(offload.request.id) is offload:
             del self._offloads[offload.request.id]
             if self.link is not None:
                 self.link.close(offload.request)

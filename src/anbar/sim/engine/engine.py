@@ -1,10 +1,12 @@
 """One engine: told the time, it says what its next step does and when that ends.
 
-engine = Engine(shape, cost)
-engine.add(request)
-while (running := engine.start_step(now_s)) is not None:
-    now_s = running.ends_s          # adds and aborts may come in between
-    result = engine.finish_step()
+    engine = Engine(shape, cost)
+    engine.add(request)
+    while (running := engine.start_step(now_s)) is not None:
+        now_s = running.ends_s          # adds and aborts may come in between
+        result = engine.finish_step()
+
+It has no clock of its own: whoever drives it, on real time or on simulated time, says what time it is.
 """
 
 import math

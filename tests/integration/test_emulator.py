@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from anbar.sim.engine.shape import EngineShape
 from anbar.testing import engine_contract
 from anbar.testing.engine_contract import Target
 from tests.integration.harness import Raw, call, eventually
+from tests.ports import free_ports
 
 MODEL = "emulated-model"
 COMPLETIONS = "/v1/completions"
@@ -348,6 +350,33 @@ async def test_speed(tokenizer_dir: Path) -> None:
         await call(engine.port, "POST", COMPLETIONS, completion(max_tokens=60, ignore_eos=True))
         took_s = loop.time() - began_s
         assert 0.14 < took_s < 1.0
+
+
+async def test_as_a_process(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """`anbar emulate` starts many engines, says where they are, names what it ignores, and ends by SIGTERM;
+    a port that is taken is one line and status 1."""
+    port, _ = free_ports(2)
+    command = [sys.executable, "-m", "anbar.cli.main", "emulate", str(tokenizer_dir), "--port", str(port)]
+    events = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{socket_dir}/kv"})
+    more = ["--count", "2", "--cost", "none", "--enforce-eager", "--kv-events-config", events]
+    process = await asyncio.create_subprocess_exec(*command, *more, stderr=asyncio.subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        lines = [(await asyncio.wait_for(process.stderr.readline(), 30)).decode() for _ in range(3)]
+        assert "--enforce-eager" in lines[0]
+        for index, line in enumerate(lines[1:]):
+            assert line.endswith(f"on http://127.0.0.1:{port + index}\n"), lines
+            body = {"prompt": PROMPT, "max_tokens": 4}
+            assert (await call(port + index, "POST", COMPLETIONS, body)).json["model"] == str(tokenizer_dir)
+            sources = (await call(port + index, "GET", "/kv_event_sources")).json
+            assert sources["0"]["endpoint"] == f"ipc://{socket_dir}/kv" + (".1" if index else "")
+        second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, said = await asyncio.wait_for(second.communicate(), 30)
+        assert (second.returncode, said.count(b"\n")) == (1, 1), said
+        assert str(port).encode() in said
+    finally:
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
 async def test_survives_what_is_not_http(tokenizer_dir: Path) -> None:

@@ -2,9 +2,13 @@
 
 import pytest
 
+from anbar.adapters.vllm.block_hash import Identity, block_hashes
+from anbar.apps.emulator.answers import Answer, AnswerRules, Writer
 from anbar.apps.emulator.faults import Fault, FaultBox, FaultKind, Scope
 from anbar.apps.emulator.histograms import Histogram, Page, request_tokens
 from anbar.apps.emulator.pacing import LivePace, steady
+from anbar.apps.emulator.sequence import TokenKeys
+from anbar.apps.emulator.text import ModelText
 from anbar.apps.emulator.transfer_params import NOTHING, TransferParams, parse
 from anbar.core.cost import EngineCost
 from anbar.sim.engine.shape import EngineShape
@@ -102,3 +106,15 @@ def test_the_pace_can_change() -> None:
     assert pace.seconds(decode, SHAPE) == pytest.approx(0.5)
     assert pace.seconds(prefill, SHAPE) == pytest.approx(1.5)
     assert steady(front_s=2.0).front_seconds(1000) == 2.0
+
+
+def test_keys_of_real_tokens(text: ModelText) -> None:
+    """Keys reach into the answer as it grows: they are the hashes of prompt and answer together."""
+    prompt = tuple(range(10, 31))
+    answer = Answer(text, prompt, Writer(text, 0).draw(prompt, None, 0), AnswerRules(60, ignore_eos=True))
+    keys = TokenKeys(prompt, answer, 4, Identity(salt="s"))
+    whole = [*prompt, *answer.first(60)]
+    for num_blocks in (3, 5, 6, 13, 13, 9, 20):
+        wanted = block_hashes(whole[: 4 * num_blocks], 4, Identity(salt="s"))
+        assert list(keys.first(num_blocks)) == wanted
+        assert keys.tokens(num_blocks - 2, 2) == whole[4 * (num_blocks - 2) : 4 * num_blocks]

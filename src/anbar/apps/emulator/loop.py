@@ -57,11 +57,6 @@ class EngineLoop:
         self._stopped = False
 
     @property
-    def runs(self) -> Sequence[SequenceRun]:
-        """What the engine has now."""
-        return list(self._runs.values())
-
-    @property
     def is_idle(self) -> bool:
         """Nothing is under way, so that nothing will be said either."""
         return self._wake is None and self._step is None

@@ -13,12 +13,17 @@ from anbar.sim.engine.request import EngineRequest
 class TokenKeys:
     """Block keys of real tokens: vLLM's own hashes, computed as they are asked for."""
 
-    __slots__ = ("_answer", "_hashes", "_prompt", "block_size", "identity", "lora_id", "session")
+    __slots__ = (
+        *("_answer", "_hashes", "_num_prompt_tokens", "_tokens", "block_size", "identity", "lora_id"),
+        "session",
+    )
 
     def __init__(
-        self, prompt: Sequence[int], answer: Answer | None, block_size: int, identity: Identity = PLAIN
+        self, prompt: Sequence[int], answer: Answer, block_size: int, identity: Identity = PLAIN
     ) -> None:
-        self._prompt = prompt
+        self._num_prompt_tokens = len(prompt)
+        self._tokens: Sequence[int] = prompt
+        """The prompt, and the answer as far as it was needed."""
         self._answer = answer
         self._hashes: list[bytes] = []
         self.block_size = block_size
@@ -32,19 +37,24 @@ class TokenKeys:
         """The hashes of the first `num_blocks` full blocks, which may reach into the answer."""
         if len(self._hashes) < num_blocks:
             end = num_blocks * self.block_size
-            extend(self._hashes, self._tokens(end), self.block_size, num_blocks, self.identity)
+            extend(self._hashes, self._first(end), self.block_size, num_blocks, self.identity)
         return self._hashes if len(self._hashes) == num_blocks else self._hashes[:num_blocks]
 
     def tokens(self, first_block: int, num_blocks: int) -> list[int]:
         """The tokens of full blocks, as events show them."""
         start, end = first_block * self.block_size, (first_block + num_blocks) * self.block_size
-        return list(self._tokens(end)[start:end])
+        return list(self._first(end)[start:end])
 
-    def _tokens(self, end: int) -> Sequence[int]:
-        missing = end - len(self._prompt)
-        if missing <= 0 or self._answer is None:
-            return self._prompt
-        return [*self._prompt, *self._answer.first(missing)]
+    def _first(self, num_tokens: int) -> Sequence[int]:
+        """At least so many tokens. The list grows with the answer, so that long ones are not copied often."""
+        known = self._tokens
+        if len(known) >= num_tokens:
+            return known
+        if not isinstance(known, list):
+            known = self._tokens = list(known)
+        answered = self._answer.first(num_tokens - self._num_prompt_tokens)
+        known += answered[len(known) - self._num_prompt_tokens :]
+        return known
 
 
 @dataclass(frozen=True, slots=True)

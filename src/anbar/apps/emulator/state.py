@@ -173,7 +173,8 @@ class EngineState:
         keys = TokenKeys(plan.prompt, plan.answer, self.settings.shape.block_size, plan.identity)
         keys.session = plan.session
         if plan.identity.lora is not None:
-            keys.lora_id = self.adapters[plan.identity.lora].id
+            adapter = self.adapters.get(plan.identity.lora)
+            keys.lora_id = adapter.id if adapter is not None else None
         request = EngineRequest(
             RequestId(f"{plan.name}-{next(self._numbers)}"),
             len(plan.prompt),

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from anbar.config.models import LaunchConfig
-from anbar.testing.engine_contract import EXTENDED, Target
+from anbar.testing.engine_contract import ALL, Target
 from tests.engine.conftest import Launcher, unique
 from tests.engine.engine import SERVED_NAME, Engine, EngineConfig, plain
 
@@ -82,7 +82,7 @@ def target(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFac
     engine.terminate()
 
 
-@pytest.mark.parametrize("check", EXTENDED, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_api_contract(target: Target, check: Callable[[Target], None]) -> None:
     """Shapes, refusals, streams, counters and events, as exactly as they can be said."""
     check(target)

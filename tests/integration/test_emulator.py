@@ -51,12 +51,11 @@ def completion(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, **fields}
 
 
-CHECKS = [*engine_contract.ALL, *engine_contract.EXTENDED]
 SLOW = ("disconnect", "sleep", "reset")
 """In these checks a request must still run when something is done to it."""
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", engine_contract.ALL, ids=lambda check: check.__name__)
 async def test_contract(check: Callable[[Target], None], tokenizer_dir: Path, socket_dir: Path) -> None:
     """Every assertion of the engine contract holds for the emulator."""
     events = PublisherConfig(f"ipc://{socket_dir}/events", f"ipc://{socket_dir}/replay")

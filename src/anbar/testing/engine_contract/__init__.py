@@ -1,11 +1,11 @@
-"""What an engine must be like for Anbar to work with it: one suite for the fake and for real vLLM.
+"""What an engine must be like for Anbar to work with it: one suite for the emulator and for real vLLM.
 
 Each `check_*` takes a `Target`, needs nothing but the standard library and pyzmq, and raises AssertionError
 that says what is different. Prompts carry a fresh nonce, so the checks may run against an engine in use. They
-are synchronous: run them beside the engine, not on its event loop. `ALL` lists them, `EXTENDED` those that
-look closer.
+are synchronous: run them beside the engine, not on its event loop. `ALL` lists them in three parts.
 
-The engine needs `--enable-prompt-tokens-details`; the checks of events are skipped without `events`/`replay`.
+The engine needs `--enable-prompt-tokens-details`. What else it has (events, an adapter, development
+endpoints) and whether it is the checks' alone is said by the `Target`; what it has not is not asked for.
 """
 
 from collections.abc import Callable
@@ -154,7 +154,7 @@ from anbar.testing.engine_contract.transport import (
 
 Check = Callable[[Target], None]
 
-ALL: tuple[Check, ...] = (
+ESSENTIAL: tuple[Check, ...] = (
     check_health,
     check_models,
     check_metrics,
@@ -176,21 +176,40 @@ ALL: tuple[Check, ...] = (
     check_events,
     check_replay,
 )
-"""Every check that Anbar's own parts rely on, cheap ones first."""
+"""What Anbar's own parts rely on, cheap ones first."""
 
-EXTENDED: tuple[Check, ...] = (
+PROTOCOL: tuple[Check, ...] = (
     check_keys,
     check_pages,
     check_methods,
     check_absent_endpoints,
-    check_resets,
-    check_sleep,
-    check_sleep_modes,
-    check_sleep_refusals,
     check_model_cards,
     check_unknown_model,
-    check_adapter,
-    check_adapter_events,
+    check_tokenize_text,
+    check_tokenize_is_unlimited,
+    check_tokenize_chats,
+    check_special_tokens,
+    check_detokenize,
+    check_refused_values,
+    check_refused_completions,
+    check_refused_lengths,
+    check_refused_chats,
+    check_refused_tokenizing,
+    check_late_refusals,
+    check_refused_types,
+    check_refused_shapes,
+    check_refused_ids,
+    check_bodies,
+    check_content_types,
+    check_lenient_types,
+    check_metric_families,
+    check_histograms,
+    check_admission_rejections,
+    check_cache_config,
+)
+"""The API's words and shapes, to the letter: pages, refusals, metric families. They generate few tokens."""
+
+THOROUGH: tuple[Check, ...] = (
     check_completion_fields,
     check_echo,
     check_logprobs,
@@ -219,27 +238,6 @@ EXTENDED: tuple[Check, ...] = (
     check_tools_in_prompts,
     check_created_tokens,
     check_content_parts,
-    check_tokenize_text,
-    check_tokenize_is_unlimited,
-    check_tokenize_chats,
-    check_special_tokens,
-    check_detokenize,
-    check_refused_values,
-    check_refused_completions,
-    check_refused_lengths,
-    check_refused_chats,
-    check_refused_tokenizing,
-    check_late_refusals,
-    check_refused_types,
-    check_refused_shapes,
-    check_refused_ids,
-    check_bodies,
-    check_content_types,
-    check_lenient_types,
-    check_metric_families,
-    check_histograms,
-    check_admission_rejections,
-    check_cache_config,
     check_counters_of_a_request,
     check_counters_of_a_hit,
     check_counters_of_choices,
@@ -261,7 +259,15 @@ EXTENDED: tuple[Check, ...] = (
     check_disconnect_while_decoding,
     check_disconnect_in_prefill,
     check_disconnect_while_waiting,
+    check_resets,
+    check_sleep,
+    check_sleep_modes,
+    check_sleep_refusals,
+    check_adapter,
+    check_adapter_events,
 )
-"""The whole API, to the letter: what an emulator must do too."""
+"""Everything else: answers, counters, events, replay, sleep, clients that go away. Takes minutes on a CPU."""
 
-__all__ = ["ALL", "EXTENDED", "Check", "Target"]
+ALL: tuple[Check, ...] = (*ESSENTIAL, *PROTOCOL, *THOROUGH)
+
+__all__ = ["ALL", "ESSENTIAL", "PROTOCOL", "THOROUGH", "Check", "Target"]

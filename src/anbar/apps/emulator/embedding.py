@@ -14,7 +14,7 @@ from typing import cast
 
 from anbar.adapters.http.message import Answer, Request
 from anbar.adapters.vllm.block_hash import Identity
-from anbar.apps.emulator.answers import AnswerRules
+from anbar.apps.emulator.answers import AnswerRules, Finish
 from anbar.apps.emulator.body import dump
 from anbar.apps.emulator.errors import ApiError, Json, invalid, refused
 from anbar.apps.emulator.fields import check_salt
@@ -106,9 +106,11 @@ class Embedding:
         state, request = self._state, self._request
         answer = state.write_answer(prompt, None, 0, AnswerRules(max_tokens=1, ignore_eos=True))
         plan = SequencePlan(request.id, prompt, answer, Identity(request.lora, request.salt))
-        return state.sequence(plan, lambda *_: self._one_done(), self._aborted)
+        run = state.sequence(plan, lambda *_: self._one_done(run), self._aborted)
+        return run
 
-    def _one_done(self) -> None:
+    def _one_done(self, run: SequenceRun) -> None:
+        self._state.sequence_finished(run, Finish.STOP, 1)
         self._num_open -= 1
         if not self._num_open:
             self._answer(Answer(200, dump(self._page())), Ending.ANSWERED)

@@ -126,9 +126,11 @@ def _end(state: StackState, members: dict[str, set[ProcessId]], grace_s: float) 
             _kill(part.guard, signal.SIGUSR1)
     if _until_empty(left, 3.0):
         return
-    for member in left():
+    last = left()
+    for member in last:
         _kill(member, signal.SIGKILL)
-    _until_empty(left, 3.0)
+    # Some are known by a parent only, which may be gone before them.
+    _until_empty(lambda: [member for member in last if proc.is_alive(member)], 3.0)
 
 
 def _until_empty(left: Callable[[], list[ProcessId]], limit_s: float) -> bool:

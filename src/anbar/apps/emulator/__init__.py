@@ -6,15 +6,17 @@
 How it is put together, from the client inwards:
 
 - `service` routes requests to `pages`, `adapter_pages`, `token_pages`, `admin` and generation.
-- `body`, `fields`, `prompts`, `generate_request` turn a body into a valid request, or refuse as vLLM does
-  (`errors`).
+- `body`, `body_models`, `fields`, `prompts`, `transfer_params`, `generate_request` turn a body into a valid
+  request, or refuse as vLLM does (`errors`).
 - `generation` answers one request from the tokens of its sequences, `embedding` does so for pooling models;
-  `shapes` and `logprobs` say how answers look; `sink` writes them, bent by the `faults` that are armed.
+  `shapes` and `logprobs` say how answers look; `sink` writes them, bent by the `faults` that are armed;
+  `playing` answers with exact bytes.
 - `sequence` is one run of tokens in the engine model, its text from `answers` and `text`; `loop` runs the
   model on the real clock (`pacing`); `kv` turns the model's events into vLLM's (`spoiled_events`).
-- `metrics` (on `histograms`) is the page of Prometheus; `records` is what tests look at.
-- `settings` says what one engine is, `flags` reads that from vLLM's command line; `state` is one engine
-  without its sockets, `engine` with them, `fleet` many; `tiny_model` needs no download.
+- `stats` and `metrics` (on `histograms`) are the page of Prometheus; `records` is what tests look at.
+- `settings` says what one engine is; `flags` and `launch` read that from vLLM's command line
+  (`default_cost` where it says nothing of costs); `state` is one engine without its sockets, `engine` with
+  them, `fleet` many; `tiny_model` needs no download.
 """
 
 from anbar.apps.emulator.engine import EmulatedEngine

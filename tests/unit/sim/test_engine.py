@@ -451,6 +451,25 @@ def test_a_full_store_drops_what_was_used_last_longest_ago() -> None:
     assert removed == [TierRemoved((keys[0],), Tier.SHARED)]
 
 
+def test_what_is_gone_before_it_was_fetched_is_computed() -> None:
+    """The second engine has found a prompt in the store and fetches it, which takes half a second, when what
+    the first engine stores takes its place. The request is computed then; it does not ask again."""
+    first, second = pair(SharedTier(2, COSTLY))
+    first.add(ask("a", range(8)))
+    _, now_s = run(first)
+    again = ask("b", range(8))
+    second.add(again)
+    for at_s in (now_s, now_s + 0.3):
+        assert second.start_step(at_s, at_s) is not None
+        second.finish_step()
+    first.add(ask("c", range(50, 58)))
+    run(first, now_s + 0.3)
+    _, ended_s = run(second, now_s + 0.45)
+    assert (again.num_external_hit, again.num_generated) == (0, 1)
+    # It was asked for at 0 s, found at 0.3 s, and missing at 0.8 s; what was computed is stored until 0.93 s.
+    assert ended_s - now_s == pytest.approx(0.93, abs=0.02)
+
+
 def test_a_slow_store_delays_a_request_no_longer_than_it_may() -> None:
     """Lookups take 3 s, but the request waits only half a second, and then computes."""
     engine, _ = pair(SharedTier(50, SharedCost(lookup_s=3.0)))

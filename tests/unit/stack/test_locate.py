@@ -59,12 +59,13 @@ def test_tokenizer_that_is_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["smollm2-135m-instruct", "org/model", "/nonexistent/model"])
 def test_tokenizer_that_is_not_here(tmp_path: Path, model: str) -> None:
-    """The emulator's own takes its place, for router and engine alike, and that is said."""
+    """The emulator's own takes its place, for router and engine alike; that is said, and the way out."""
     place, said = located(tmp_path, model, "emulated")
     assert place == str(tmp_path / TINY_MODEL)
     assert (tmp_path / TINY_MODEL / "tokenizer.json").is_file()
     assert len(said) == 1
     assert f"no tokenizer of {model} is here" in said[0]
+    assert ("`anbar model`" if model == "smollm2-135m-instruct" else "launch.model") in said[0]
 
 
 def test_real_engines(tmp_path: Path) -> None:

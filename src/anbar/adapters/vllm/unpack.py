@@ -4,15 +4,24 @@ A script, never imported: the engine interpreter, which has torch and transforme
 `python unpack.py SOURCE.gguf TARGET_DIR`. transformers reads GGUF and dequantizes it, but the returned model
 still says that it is quantized and refuses to be saved. So a fresh model is built from the cleaned config and
 given the same weights, in float32, in which the 4-bit values are exact.
+
+Exit status 90: the interpreter lacks a package, which standard error names.
 """
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+try:
+    import torch
+
+    import_module("gguf")  # transformers reads the file with it
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+except ModuleNotFoundError as error:
+    sys.stderr.write(f"{error.name}\n")
+    sys.exit(90)
 
 _SAMPLE = [{"role": "user", "content": "What is 2+2? به فارسی بگو। हिन्दी में भी।"}]
 

@@ -50,10 +50,13 @@ def tokenizer_of(model: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def no_tokenizer(model: str) -> str:
-    """What follows for emulated engines, in words."""
+    """What follows for emulated engines, in words, and how they get the model's tokenizer."""
+    way = (
+        "`anbar model` unpacks it" if model == DEFAULT_MODEL else "name the model's directory in launch.model"
+    )
     return (
         f"no tokenizer of {model} is here and none is fetched: the emulator's own takes its place, "
-        "about a token per letter"
+        f"about a token per letter; {way} to have the model's"
     )
 
 

@@ -10,6 +10,10 @@ from anbar.apps.emulator.errors import ApiError, Json, refused
 
 MAX_LOGPROBS = 20
 """vLLM's default of `--max-logprobs`."""
+MAX_N = 16_384
+"""vLLM's default of `VLLM_MAX_N_SEQUENCES`."""
+MAX_PROMPTS = 1024
+"""vLLM's default of `VLLM_MAX_COMPLETION_PROMPTS`."""
 _MAX_SALT_CHARS = 128
 
 
@@ -26,6 +30,15 @@ def check_raw(body: Json, *, chat: bool) -> None:
         _check_tool_choice(body)
     elif body.get("prompt") in (None, ""):
         raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+
+
+def check_num_prompts(prompt: object, most: int) -> None:
+    """How many prompts a completion may have; a list of numbers is one."""
+    if isinstance(prompt, list) and len(prompt) > most and not isinstance(prompt[0], int):
+        text = f"prompt list length {len(prompt)} exceeds the maximum allowed count of {most}. To increase "
+        raise refused(
+            f"{text}this limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.", "prompt"
+        )
 
 
 def check_salt(body: Json) -> None:
@@ -92,11 +105,14 @@ def check_tools(body: Json, *, auto_tools: bool) -> None:
         raise ApiError('tool_choice="required" requires --tool-call-parser to be set')
 
 
-def check_sampling(body: Json, max_tokens: int, vocab_size: int, *, chat: bool) -> None:
+def check_sampling(body: Json, max_tokens: int, vocab_size: int, max_n: int, *, chat: bool) -> None:
     """What sampling parameters refuse, after the prompt was read; `max_tokens` is what the context leaves."""
     n = cast(int, 1 if body.get("n") is None else body["n"])
     if n < 1:
         raise ApiError(f"n must be at least 1, got {n}.")
+    if n > max_n:
+        text = f"n must be at most {max_n}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
+        raise ApiError(f"{text}environment variable.")
     _check_ranges(body)
     if max_tokens < 1:
         raise refused(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)

@@ -13,7 +13,14 @@ from anbar.adapters.http.message import Request
 from anbar.apps.emulator.answers import AnswerRules
 from anbar.apps.emulator.body_models import Chat, Completion, typed
 from anbar.apps.emulator.errors import ApiError, Json, refused
-from anbar.apps.emulator.fields import check_raw, check_sampling, check_tools
+from anbar.apps.emulator.fields import (
+    MAX_N,
+    MAX_PROMPTS,
+    check_num_prompts,
+    check_raw,
+    check_sampling,
+    check_tools,
+)
 from anbar.apps.emulator.prompts import chat_prompt, check_vocabulary, completion_prompts, too_long
 from anbar.apps.emulator.text import ModelText
 from anbar.apps.emulator.transfer_params import TransferParams, parse
@@ -28,6 +35,9 @@ class Served:
     """Adapters and their numbers."""
     force_include_usage: bool = False
     auto_tools: bool = False
+    max_n: int = MAX_N
+    max_prompts: int = MAX_PROMPTS
+    """Of one completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,8 @@ class Generate:
 
 def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText, served: Served) -> Generate:
     """Validate in vLLM's order: fields, model, prompt, length, sampling; ApiError for what it refuses."""
+    if not chat:
+        check_num_prompts(body.get("prompt"), served.max_prompts)
     check_raw(body, chat=chat)
     body = typed(body, Chat if chat else Completion)
     wanted, wanted_name = _wanted_tokens(body, chat=chat)
@@ -102,7 +114,7 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
     max_tokens = left if wanted is None else min(wanted, left)
     if wanted == 0 and body.get("echo"):
         max_tokens = 1
-    check_sampling(body, max_tokens, text.vocab_size, chat=chat)
+    check_sampling(body, max_tokens, text.vocab_size, served.max_n, chat=chat)
     if not isinstance(body.get("prompt"), str):
         check_vocabulary(prompts, text)
     lora = model if model in served.loras else None

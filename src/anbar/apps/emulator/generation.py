@@ -1,5 +1,6 @@
 """Generation: from a valid request to its answer, whole or streamed."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -15,6 +16,10 @@ from anbar.apps.emulator.sequence import SequencePlan, SequenceRun
 from anbar.apps.emulator.shapes import Finished, Piece, Usage
 from anbar.apps.emulator.sink import FaultStruck, Sink
 from anbar.apps.emulator.state import EngineState
+
+_SLICE = 32
+"""Sequences that are begun in one turn of the event loop: a few milliseconds' worth. A request may ask for
+many thousands, and other engines of the process must answer meanwhile."""
 
 
 class _Choice:
@@ -57,16 +62,27 @@ class Generation:
         self._has_begun = False
         self._num_open = 0
         self._choices: list[_Choice] = []
+        """Those that have begun."""
+        self._num_choices = len(request.prompts) * request.n
+        self._rest: asyncio.Handle | None = None
+        """The turn that begins the next ones."""
 
     def start(self) -> None:
-        """Give the engine its sequences."""
-        request, state = self._request, self._state
-        if request.shown.stream:
+        """Give the engine its sequences, of very many the first ones."""
+        if self._request.shown.stream:
             self._sink.start_stream()
-        self._choices = [self._choice(index) for index in range(len(request.prompts) * request.n)]
-        self._num_open = len(self._choices)
-        for choice in self._choices:
-            state.submit(choice.run)
+        self._num_open = self._num_choices
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        self._rest = None
+        first = len(self._choices)
+        some = [self._choice(index) for index in range(first, min(first + _SLICE, self._num_choices))]
+        self._choices += some
+        for choice in some:
+            self._state.submit(choice.run)
+        if len(self._choices) < self._num_choices:
+            self._rest = asyncio.get_running_loop().call_soon(self._begin_some)
 
     def abandon(self) -> None:
         """The client is gone."""
@@ -143,12 +159,12 @@ class Generation:
         request, created, usage = self._request, self._created, self._continuous_usage(0)
         if not request.chat:
             return
-        for choice in self._choices:
-            chunk = shapes.role_chunk(request, created, choice.index, usage, self._prompt_text())
+        for index in range(self._num_choices):
+            chunk = shapes.role_chunk(request, created, index, usage, self._prompt_text())
             self._sink.event(chunk)
         if request.echoes[0]:
-            for choice in self._choices:
-                self._sink.event(shapes.echo_chunk(request, created, choice.index, usage))
+            for index in range(self._num_choices):
+                self._sink.event(shapes.echo_chunk(request, created, index, usage))
 
     def _send(self, choice: _Choice, token: Token) -> None:
         """A chunk of what is not sent yet; `token` has its text, and why it is the last."""
@@ -241,6 +257,9 @@ class Generation:
 
     def _withdraw(self) -> None:
         """Requests that clients left are in none of vLLM's counts of finished ones."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         for choice in self._choices:
             if choice.finish is None:
                 choice.finish = Finish.ABORT

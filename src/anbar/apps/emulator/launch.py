@@ -9,6 +9,7 @@ from typing import Any
 from anbar.adapters.store.key_directory import KeyDirectory
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator.default_cost import FREE_STORE, H100_8B, KV_BYTES_PER_TOKEN, STORE
+from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
 from anbar.apps.emulator.flags import NO_COST, Flags
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.core.cost import EngineCost
@@ -61,6 +62,8 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         auto_tools=flags.enable_auto_tool_choice,
         dev_mode=_is_on(environ, "VLLM_SERVER_DEV_MODE"),
         runtime_loras=_is_on(environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+        max_n=_limit(environ, "VLLM_MAX_N_SEQUENCES", MAX_N),
+        max_prompts=_limit(environ, "VLLM_MAX_COMPLETION_PROMPTS", MAX_PROMPTS),
         track_load=flags.enable_server_load_tracking,
     )
     return [_numbered(settings, index) for index in range(flags.count)]
@@ -68,6 +71,15 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
 
 def _is_on(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "0").strip().lower() in ("1", "true")
+
+
+def _limit(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"{name} is {text!r}, allowed: whole numbers from 1 up")
+    return int(text)
 
 
 def _key(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from enum import Enum
 from pathlib import Path
 
 from anbar.adapters.vllm.kv_publish import PublisherConfig
+from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
 from anbar.core.cost import EngineCost
 from anbar.core.errors import ConfigError
 from anbar.sim.engine.shape import EngineShape, HostShape
@@ -64,6 +65,10 @@ class EngineSettings:
     """`VLLM_SERVER_DEV_MODE`: /sleep, /wake_up, /is_sleeping, /reset_prefix_cache."""
     runtime_loras: bool = False
     """`VLLM_ALLOW_RUNTIME_LORA_UPDATING`: /v1/load_lora_adapter, /v1/unload_lora_adapter."""
+    max_n: int = MAX_N
+    """`VLLM_MAX_N_SEQUENCES`: the most choices that a request may ask for."""
+    max_prompts: int = MAX_PROMPTS
+    """`VLLM_MAX_COMPLETION_PROMPTS`: the most prompts of one completion."""
     track_load: bool = False
     """`--enable-server-load-tracking`: /load counts requests."""
 

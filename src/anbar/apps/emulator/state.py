@@ -144,7 +144,14 @@ class EngineState:
     def served(self) -> Served:
         settings = self.settings
         loras = {name: adapter.id for name, adapter in self.adapters.items()}
-        return Served(settings.served_names, loras, settings.force_include_usage, settings.auto_tools)
+        return Served(
+            settings.served_names,
+            loras,
+            settings.force_include_usage,
+            settings.auto_tools,
+            settings.max_n,
+            settings.max_prompts,
+        )
 
     def load_adapter(self, name: str, path: str) -> None:
         """A new adapter, or the same one from another path."""

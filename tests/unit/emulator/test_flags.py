@@ -82,6 +82,7 @@ def test_many_engines_are_numbered(model_dir: Path) -> None:
     assert [p.replay_endpoint for p in published] == ["tcp://*:5600", "tcp://*:5601", "tcp://*:5602"]
     assert engines[0].shared is engines[2].shared is not None
     assert [engine.port for engine in planned(model_dir, "--count", "2", "--port", "0")] == [0, 0]
+    assert planned(model_dir, "--count", "4", "--port", "65532")[-1].port == 65535
 
 
 def test_as_vllm_spells_it(model_dir: Path) -> None:
@@ -154,6 +155,9 @@ def test_costs(tmp_path: Path, model_dir: Path) -> None:
     ("argv", "named"),
     [
         (["--count", "0"], "--count"),
+        (["--count", "257"], "1 to 256"),
+        (["--port", "65534", "--count", "4"], "--port 65534 with --count 4 goes up to 65537.* up to 65532"),
+        (["--count", "2", "--kv-events-config", json.dumps({**EVENTS, "endpoint": "tcp://*:65535"})], "up for"),
         (["--speed", "0"], "--speed"),
         (["--port", "70000"], "--port"),
         (["--kv-events-config", "{"], "--kv-events-config"),

@@ -15,6 +15,9 @@ from anbar.adapters.vllm.kv_publish import Framing
 from anbar.apps.emulator.settings import Runner
 from anbar.core.errors import ConfigError
 
+MAX_COUNT = 256
+"""Engines of one process: they share one core, and each has its sockets."""
+MAX_PORT = 65_535
 NO_COST = "none"
 """The value of --cost for steps that take no time."""
 
@@ -105,8 +108,9 @@ def _parser() -> _Parser:
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("the emulator's own")
-    own.add_argument("--count", type=_at_least(1), default=1, metavar="N", help="engines in this process: "
-                     "ports and event addresses are numbered from the given ones on")  # fmt: skip
+    own.add_argument("--count", type=_between(1, MAX_COUNT), default=1, metavar="N", help="engines in this "
+                     f"process, at most {MAX_COUNT}: ports and event addresses are numbered from the given "
+                     "ones on")  # fmt: skip
     own.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="time passes X times faster")
     own.add_argument("--cost", metavar="FILE", help="what steps cost, as `anbar calibrate` measured; "
                      f"{NO_COST}: nothing; default: an 8B model on an H100, estimated")  # fmt: skip
@@ -159,9 +163,19 @@ def _at_least(least: int) -> Any:
     return number
 
 
+def _between(least: int, most: int) -> Any:
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {least} to {most}")
+        return value
+
+    return number
+
+
 def _port(text: str) -> int:
     value = int(text)
-    if not 0 <= value <= 65535:
+    if not 0 <= value <= MAX_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port")
     return value
 

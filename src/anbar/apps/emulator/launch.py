@@ -10,7 +10,7 @@ from anbar.adapters.store.key_directory import KeyDirectory
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator.default_cost import FREE_STORE, H100_8B, KV_BYTES_PER_TOKEN, STORE
 from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
-from anbar.apps.emulator.flags import NO_COST, Flags
+from anbar.apps.emulator.flags import MAX_PORT, NO_COST, Flags
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.core.cost import EngineCost
 from anbar.core.cost_file import EngineType
@@ -34,6 +34,7 @@ _STORE_BYTES = 1 << 40
 def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[EngineSettings]:
     """The settings of each engine. ConfigError for values that do not go together, or a cost file that is
     none."""
+    _check_ports(flags.port, flags.count)
     config = _model_config(model_dir)
     cost, measured = _cost(flags.cost)
     shape = _shape(flags, config, measured)
@@ -196,6 +197,15 @@ def _events(flags: Flags, environ: Mapping[str, str]) -> PublisherConfig | None:
     )
 
 
+def _check_ports(first: int, count: int) -> None:
+    last = first + count - 1
+    if first and last > MAX_PORT:
+        raise ConfigError(
+            f"--port {first} with --count {count} goes up to {last}, beyond the last port, {MAX_PORT}: "
+            f"allowed here: up to {MAX_PORT - count + 1}"
+        )
+
+
 def _numbered(settings: EngineSettings, index: int) -> EngineSettings:
     """The engine at `index`: the next port, the next event addresses."""
     if not index:
@@ -214,4 +224,8 @@ def _next(address: str, index: int) -> str:
     base, _, port = address.rpartition(":")
     if not port.isdigit():
         raise ConfigError(f"--kv-events-config: {address!r} has no port that could be numbered")
+    if int(port) + index > MAX_PORT:
+        raise ConfigError(
+            f"--kv-events-config: {address!r} counted up for --count goes beyond port {MAX_PORT}"
+        )
     return f"{base}:{int(port) + index}"

@@ -3,11 +3,42 @@
 import argparse
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from http.client import HTTPException
 
-from anbar.testing.engine_contract import ALL, ESSENTIAL, Target
+import msgspec
+import zmq
+
+from anbar.testing.engine_contract import ALL, ESSENTIAL, Check, Target
+from anbar.testing.engine_contract.sockets import TIMEOUT_S
+from anbar.testing.engine_contract.target import context_lengths
+
+_DIFFERENCES = (
+    AssertionError,
+    AttributeError,
+    HTTPException,
+    LookupError,
+    OSError,
+    StopIteration,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+    zmq.ZMQError,
+)
+"""What a check raises that met something else than it expects."""
 
 
-def _arguments() -> argparse.Namespace:
+class Outcome(StrEnum):
+    """Of one check, as it is printed."""
+
+    OK = "ok"
+    FAILED = "FAIL"
+    SKIPPED = "skip"
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="anbar.testing.engine_contract", description=__doc__)
     parser.add_argument("--url", required=True, help="base address, without /v1")
     parser.add_argument("--model", required=True, help="served name")
@@ -22,12 +53,58 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="nobody else uses it: fill its cache, drop it")
     parser.add_argument("--essential", action="store_true", help="only what Anbar itself relies on")
     parser.add_argument("--only", default="", help="checks whose name contains this")
-    return parser.parse_args()
+    return parser
 
 
-def main() -> int:
+def chosen(parser: argparse.ArgumentParser, only: str, *, essential: bool) -> list[Check]:
+    """The checks whose name contains `only`; ends the program when there are none."""
+    listed = ESSENTIAL if essential else ALL
+    checks = [check for check in listed if only in check.__name__]
+    if not checks:
+        names = ", ".join(check.__name__ for check in listed)
+        parser.error(f"argument --only: no check's name contains {only!r}; there are {names}")
+    return checks
+
+
+def outcome(check: Check, target: Target) -> tuple[Outcome, str]:
+    """How the check went, and what to say of it."""
+    before = target.traffic.num_connections
+    try:
+        check(target)
+    except zmq.Again:
+        return Outcome.FAILED, _silence(target)
+    except _DIFFERENCES as error:
+        return Outcome.FAILED, f"{type(error).__name__}: {error}"
+    if target.traffic.num_connections == before:
+        return Outcome.SKIPPED, "the target has not what this is about"
+    return Outcome.OK, ""
+
+
+def _silence(target: Target) -> str:
+    addresses = " and ".join(filter(None, (target.events, target.replay)))
+    return (
+        f"nothing came from {addresses} within {TIMEOUT_S:g} s: check that --kv-events-config has "
+        "enable_kv_cache_events, publisher zmq and an address that vLLM binds, which is tcp://*:PORT; "
+        "to tcp://127.0.0.1:PORT it connects instead"
+    )
+
+
+def refusal(target: Target) -> str:
+    """Why no check can hold: the engine answers, and serves another model. "": the checks will tell."""
+    try:
+        served = context_lengths(target)
+    except _DIFFERENCES:
+        return ""
+    if target.model in served:
+        return ""
+    return f"argument --model: {target.base_url} serves {', '.join(served)}, not {target.model}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run every check; the number of those that do not hold is the exit code."""
-    given = _arguments()
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    checks = chosen(parser, given.only, essential=given.essential)
     target = Target(
         given.url,
         given.model,
@@ -41,27 +118,16 @@ def main() -> int:
         lora=given.lora,
         alone=given.alone,
     )
-    listed = ESSENTIAL if given.essential else ALL
-    checks = [check for check in listed if given.only in check.__name__]
-    num_broken = 0
+    if wrong := refusal(target):
+        parser.error(wrong)
+    counts: Counter[Outcome] = Counter()
     for check in checks:
         started_s = time.monotonic()
-        try:
-            check(target)
-            said = "ok  "
-        except (
-            AssertionError,
-            OSError,
-            LookupError,
-            StopIteration,
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            num_broken += 1
-            said = f"FAIL {type(error).__name__}: {error}"
-        print(f"{check.__name__} ({time.monotonic() - started_s:.1f} s) {said}", flush=True)  # noqa: T201 - its output
-    return num_broken
+        found, text = outcome(check, target)
+        counts[found] += 1
+        print(f"{check.__name__} ({time.monotonic() - started_s:.1f} s) {found} {text}".rstrip(), flush=True)  # noqa: T201 - its output
+    print(", ".join(f"{counts[found]} {found}" for found in Outcome), flush=True)  # noqa: T201 - its output
+    return counts[Outcome.FAILED]
 
 
 if __name__ == "__main__":

@@ -6,11 +6,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the checks asked so far. One that asked nothing had nothing to check."""
+
+    num_connections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class Target:
     """An adapter that it serves; "": none."""
     alone: bool = False
     """Nobody else uses it: checks may count exactly, fill its cache and drop it."""
+    traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class Reply:
 @contextmanager
 def connected(target: Target) -> Iterator[http.client.HTTPConnection]:
     """A connection of its own."""
+    target.traffic.num_connections += 1
     connection = http.client.HTTPConnection(urlsplit(target.base_url).netloc, timeout=target.timeout_s)
     try:
         yield connection
@@ -166,7 +175,12 @@ def capacity(target: Target) -> int:
     return int(labels.partition('num_gpu_blocks="')[2].partition('"')[0]) - 1
 
 
-def context_length(target: Target) -> int:
-    """Longest prompt plus answer, from /v1/models."""
+def context_lengths(target: Target) -> dict[str, int]:
+    """Longest prompt plus answer of each served name, from /v1/models."""
     cards = ok(call(target, "GET", "/v1/models"))["data"]
-    return cast(int, next(card for card in cards if card["id"] == target.model)["max_model_len"])
+    return {card["id"]: cast(int, card["max_model_len"]) for card in cards}
+
+
+def context_length(target: Target) -> int:
+    """Longest prompt plus answer."""
+    return context_lengths(target)[target.model]

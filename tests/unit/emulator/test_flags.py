@@ -21,6 +21,7 @@ EVENTS = {
     "endpoint": "ipc:///x/kv",
     "replay_endpoint": "",
 }
+LAST_PORT = json.dumps({**EVENTS, "endpoint": "tcp://*:65535"})
 TRANSFER = {
     "kv_connector": "AnbarConnector",
     "kv_role": "kv_both",
@@ -157,7 +158,7 @@ def test_costs(tmp_path: Path, model_dir: Path) -> None:
         (["--count", "0"], "--count"),
         (["--count", "257"], "1 to 256"),
         (["--port", "65534", "--count", "4"], "--port 65534 with --count 4 goes up to 65537.* up to 65532"),
-        (["--count", "2", "--kv-events-config", json.dumps({**EVENTS, "endpoint": "tcp://*:65535"})], "up for"),
+        (["--count", "2", "--kv-events-config", LAST_PORT], "counted up"),
         (["--speed", "0"], "--speed"),
         (["--port", "70000"], "--port"),
         (["--kv-events-config", "{"], "--kv-events-config"),

@@ -5,7 +5,8 @@
 
 How it is put together, from the client inwards:
 
-- `service` routes requests to `pages`, `adapter_pages`, `token_pages`, `admin` and generation.
+- `service` routes requests to `pages`, `adapter_pages`, `token_pages`, `admin` (whose bodies `admin_fields`
+  reads and `bounds` limits) and generation.
 - `body`, `body_models`, `fields`, `prompts`, `transfer_params`, `generate_request` turn a body into a valid
   request, or refuse as vLLM does (`errors`).
 - `generation` answers one request from the tokens of its sequences, `embedding` does so for pooling models;

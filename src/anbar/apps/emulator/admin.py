@@ -1,23 +1,19 @@
 """The emulator's own calls, `/emulator/...`: faults, pace, death. `GET /emulator` describes them."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields
-from enum import Enum
-from typing import TypeVar
-
-import msgspec
+from dataclasses import asdict, dataclass
 
 from anbar.adapters.http.message import Answer, Request
+from anbar.apps.emulator.admin_fields import Settings, convert, describe
 from anbar.apps.emulator.body import parse_json
-from anbar.apps.emulator.errors import Json, invalid
+from anbar.apps.emulator.bounds import DAY_S, hold
+from anbar.apps.emulator.errors import Json
 from anbar.apps.emulator.faults import Fault
 from anbar.apps.emulator.pacing import steady
 from anbar.apps.emulator.pages import answer
 from anbar.apps.emulator.records import Ending
 from anbar.apps.emulator.spoiled_events import EventFaults
 from anbar.apps.emulator.state import EngineState
-
-Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +25,7 @@ class Pace:
     front_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name} is {getattr(self, field.name)}, must not be negative")
+        hold(self, step_s=(0, DAY_S), prefill_s_per_token=(0, DAY_S), front_s=(0, DAY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +33,9 @@ class Death:
     """Die as by SIGKILL: for so many seconds, or for ever when negative, and come back cold."""
 
     for_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        hold(self, for_s=(-DAY_S, DAY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,10 @@ class Admin:
     def describe(self, _: Request) -> Answer:
         """The calls, their fields with defaults, and allowed words."""
         about = {
-            "/emulator/fault": (Fault, "Arm a fault for coming requests."),
+            "/emulator/fault": (
+                Fault,
+                "Arm a fault for the next `count` requests of its `scope` (0: all, until /emulator/clear).",
+            ),
             "/emulator/events": (EventFaults, "What to do to the next batches of KV events."),
             "/emulator/pace": (Pace, Pace.__doc__),
             "/emulator/answer": (FixedAnswer, FixedAnswer.__doc__),
@@ -93,7 +93,7 @@ class Admin:
             "/emulator/restart": (Nothing, "Die and come back at once: cold, events from sequence 0."),
         }
         page = {
-            f"POST {path}": {"what": text, "fields": _fields(kind)} for path, (kind, text) in about.items()
+            f"POST {path}": {"what": text, "fields": describe(kind)} for path, (kind, text) in about.items()
         }
         return answer({**page, "GET /emulator/requests": {"what": "How requests ended.", "fields": {}}})
 
@@ -142,28 +142,6 @@ class Admin:
 def _call(kind: type[Settings], act: Callable[[Settings], Json]) -> Callable[[Request], Answer]:
     def handle(request: Request) -> Answer:
         body = parse_json(request) if request.body else {}
-        return answer(act(_convert(body, kind)))
+        return answer(act(convert(body, kind)))
 
     return handle
-
-
-def _convert(body: Json, kind: type[Settings]) -> Settings:
-    allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for name in body:
-        if name not in allowed:
-            known = ", ".join(allowed) or "none"
-            raise invalid(f"unknown field {name!r}; allowed: {known}", f"body.{name}")
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error), "body") from error
-
-
-def _fields(kind: type) -> Json:
-    shown: dict[str, object] = {}
-    for field in fields(kind):
-        if isinstance(field.type, type) and issubclass(field.type, Enum):
-            shown[field.name] = [member.value for member in field.type]
-        else:
-            shown[field.name] = "required" if field.default is MISSING else field.default
-    return shown

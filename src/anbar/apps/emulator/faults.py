@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from anbar.apps.emulator.bounds import DAY_S, MANY, hold
+
 
 class FaultKind(Enum):
     """What happens to a request."""
@@ -55,11 +57,15 @@ class Fault:
     retry_after_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("count", 0), ("after_events", 0), ("delay_s", 0), ("drip_bytes", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least {least}")
-        if not 400 <= self.status <= 599:
-            raise ValueError(f"status is {self.status}, allowed: 400 to 599")
+        hold(
+            self,
+            count=(0, MANY),
+            after_events=(0, MANY),
+            delay_s=(0, DAY_S),
+            drip_bytes=(1, MANY),
+            status=(400, 599),
+            retry_after_s=(0, DAY_S),
+        )
 
 
 @dataclass(frozen=True, slots=True)

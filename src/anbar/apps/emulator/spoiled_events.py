@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anbar.adapters.vllm.kv_publish import Publisher, PublisherConfig, WireEvent
+from anbar.apps.emulator.bounds import MANY, hold
 
 
 @dataclass(slots=True)
@@ -18,6 +19,9 @@ class EventFaults:
     """Batches sent twice."""
     swap: int = 0
     """Batches held back and sent after the one that follows."""
+
+    def __post_init__(self) -> None:
+        hold(self, drop=(0, MANY), lose=(0, MANY), duplicate=(0, MANY), swap=(0, MANY))
 
 
 class SpoilingPublisher(Publisher):

@@ -23,7 +23,12 @@ _UNFIT_FOR_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def calibrate(
-    url: Annotated[str, typer.Argument(help="Base address of an idle vLLM engine, without /v1.")],
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="Base address of an idle vLLM engine, without /v1; it needs --enable-prompt-tokens-details."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", help="File to write. Default: MODEL-DEVICE.cost.json here.")
     ] = None,

@@ -86,6 +86,14 @@ def test_a_place_that_cannot_be_written_is_said_first(engine: ScriptedVllm, tmp_
     assert engine.heads == []
 
 
+def test_a_malformed_address_is_said_first() -> None:
+    """Before anything is asked about an engine that cannot be meant."""
+    result = CliRunner().invoke(app, ["calibrate", "nonsense"])
+    assert isinstance(result.exception, ConfigError)
+    assert "'nonsense'" in str(result.exception)
+    assert "--given" not in str(result.exception)
+
+
 def test_given() -> None:
     """What the engine does not tell is checked key by key."""
     assert parse_given([]) == Given()
@@ -108,10 +116,15 @@ def test_kv_bytes(tmp_path: Path) -> None:
     assert kv_bytes_of(facts, Given(), copied=0) == 23040
     assert kv_bytes_of(facts, Given(dtype="float32"), copied=0) == 46080
     assert dtype_of(facts, Given()) == "bfloat16"
-    for content in ("[]", "{}", "nonsense"):
+    for content, why in (
+        ("[]", "cannot be read on this machine"),
+        ("{}", "cannot be read on this machine"),
+        ("nonsense", "cannot be read on this machine"),
+        ('{"model_type": "llama"}', "names no dtype"),
+    ):
         (tmp_path / "config.json").write_text(content)
         assert dtype_of(facts, Given()) == "unknown"
-        with pytest.raises(MeasureError, match="kv_bytes_per_token=N"):
+        with pytest.raises(MeasureError, match=rf"config.json {why}; say them: --given kv_bytes_per_token=N"):
             kv_bytes_of(facts, Given(), copied=0)
 
 

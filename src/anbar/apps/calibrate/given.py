@@ -10,6 +10,9 @@ from anbar.apps.calibrate.target import EngineFacts
 from anbar.core.errors import ConfigError, MeasureError
 from anbar.plan.kv_size import kv_bytes_per_token
 
+_UNKNOWN = "unknown"
+"""What the file says of a dtype that nobody told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -47,7 +50,7 @@ def parse_given(settings: Sequence[str]) -> Given:
 def dtype_of(facts: EngineFacts, given: Given) -> str:
     """As given, else as the model's config.json says, else "unknown"."""
     config = _model_config(facts)
-    own = str(config.get("dtype") or config.get("torch_dtype") or "unknown")
+    own = str(config.get("dtype") or config.get("torch_dtype") or _UNKNOWN)
     return given.dtype or own.removeprefix("torch.")
 
 
@@ -58,11 +61,16 @@ def kv_bytes_of(facts: EngineFacts, given: Given, copied: int) -> int:
     """
     if given.kv_bytes_per_token or copied:
         return given.kv_bytes_per_token or copied
+    config, dtype = _model_config(facts), dtype_of(facts, given)
     try:
-        return kv_bytes_per_token(_model_config(facts), dtype_of(facts, given))
+        if not config:
+            raise ConfigError("its config.json cannot be read on this machine")
+        if dtype == _UNKNOWN:
+            raise ConfigError("its config.json names no dtype")
+        return kv_bytes_per_token(config, dtype)
     except ConfigError as error:
         raise MeasureError(
-            f"the KV bytes of a token of {facts.root!r} are not known here ({error}); say them: "
+            f"the KV bytes of a token of {facts.root!r} are not known here: {error}; say them: "
             "--given kv_bytes_per_token=N (2 × layers × KV heads × head size × bytes of the dtype)"
         ) from error
 

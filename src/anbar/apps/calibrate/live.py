@@ -22,8 +22,8 @@ async def calibrate_url(
     url: str, key: str | None, given: Given, plan: Plan, progress: Progress
 ) -> Calibration:
     """Measure the engine at `url`, which must be idle. Raises ConfigError and MeasureError."""
-    device = given.device or device_of(url, os.environ)
-    async with aclosing(EngineClient(url, key)) as client:
+    async with aclosing(EngineClient(url, key)) as client:  # which checks the address before all else
+        device = given.device or device_of(url, os.environ)
         facts = await client.facts()
         prompts = Prompts(await client.tokenize(TEXT), random.Random())
         session = Session(prompts, SystemClock(), progress, device)

@@ -1,6 +1,10 @@
 """Options that several commands share, and how they become a configuration."""
 
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -88,3 +92,19 @@ def emulated(
             raise ConfigError(f"command line --cost: {error}") from error
     found = emulate(loaded.config, Emulation(speed, cost), lambda port: can_listen("127.0.0.1", port))
     return replaced(loaded, found.config, "command line --emulated"), found.assumptions
+
+
+def command_line(command: str, file: Path | None, settings: Sequence[str], *more: str) -> str:
+    """`anbar COMMAND` with these options, as it can be typed where this program was started."""
+    options = ["--config", str(file)] if file is not None else []
+    for setting in settings:
+        options += ["--set", setting]
+    return shlex.join([_program(), *command.split(), *options, *more])
+
+
+def _program() -> str:
+    """How this program was called; `anbar` where the path finds it, or where it was no program of its own."""
+    called, found = Path(sys.argv[0]), shutil.which("anbar")
+    if called.name != "anbar" or (found is not None and called.exists() and called.samefile(found)):
+        return "anbar"
+    return str(called)

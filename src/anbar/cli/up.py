@@ -17,11 +17,12 @@ from anbar.cli.options import (
     EmulatedOption,
     SetOption,
     SpeedOption,
+    command_line,
     emulated,
     load_options,
 )
 from anbar.cli.progress import make_reporter
-from anbar.config.load import Loaded
+from anbar.config.emulate import Emulation
 
 PortOption = Annotated[int | None, typer.Option("--port", help="Short for --set router.port=PORT.")]
 HostOption = Annotated[str | None, typer.Option("--host", help="Short for --set router.host=HOST.")]
@@ -46,6 +47,11 @@ def up(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     }
     loaded = load_options(file, settings, shorthands)
     loaded, assumptions = emulated(loaded, speed, cost, is_asked=emulation)
+    given = [f"{key}={text}" for key, (_, text) in shorthands.items() if text is not None] + (settings or [])
+    swapped = ("--emulated", *Emulation(speed, cost).arguments()) if emulation else ()
+    to_show = command_line("config show", file, given, *swapped)
+    to_stop = command_line("down", file, [setting for setting in given if setting.startswith("state_dir=")])
+    config = f"{loaded.path if loaded.path is not None else 'defaults'} ({to_show})"
     console = Console(stderr=False)
     reporter = make_reporter(console)
     for assumption in assumptions:
@@ -55,7 +61,8 @@ def up(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
 
     def announce(plan: StackPlan, seconds: float) -> None:
         reporter.close()
-        console.print(_ready_text(plan, seconds, loaded), markup=False, highlight=False, soft_wrap=True)
+        text = _ready_text(plan, seconds, config, to_stop)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     try:
         asyncio.run(run_stack(loaded.config, dict(os.environ), reporter, announce))
@@ -64,7 +71,8 @@ def up(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         reporter.close()
 
 
-def _ready_text(plan: StackPlan, seconds: float, loaded: Loaded) -> str:
+def _ready_text(plan: StackPlan, seconds: float, config: str, to_stop: str) -> str:
+    """`config`: which one it is, and how to see it; `to_stop`: the command that ends the stack."""
     endpoint = plan.router.url
     model = plan.models[0] if plan.models else "MODEL"
     message = '{"role":"user","content":"What is a storehouse?"}'
@@ -79,6 +87,6 @@ def _ready_text(plan: StackPlan, seconds: float, loaded: Loaded) -> str:
         f"\n{first}\n\n"
         f"  curl {endpoint}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
         f"logs:    {plan.state_dir / 'logs'}\n"
-        f"config:  {loaded.path if loaded.path is not None else 'defaults'} (anbar config show)\n"
-        f"to stop: Ctrl-C here, or `anbar down`\n"
+        f"config:  {config}\n"
+        f"to stop: Ctrl-C here, or `{to_stop}`\n"
     )

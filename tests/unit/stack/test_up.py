@@ -17,11 +17,15 @@ from tests.unit.stack.processes import CHILD
 
 
 def test_life_of_a_stack(place: Place) -> None:
-    """Start, the printed curl's endpoint answers, the state file names the parts, Ctrl-C leaves nothing."""
+    """Start, the printed curl's endpoint answers, the printed commands mean this stack, the state file names
+    the parts, Ctrl-C leaves nothing."""
     run = place.up().ready()
     text = run.text()
     assert "a-0: ready after" in text
     assert f"curl http://127.0.0.1:{place.base}/v1/chat/completions" in text
+    config = place.directory / "anbar.yaml"
+    assert f"{config} (anbar config show --config {config})" in text
+    assert f"`anbar down --config {config}`" in text
     found = re.search(r"-d '(.*)'", text)
     assert found is not None
     request = urllib.request.Request(

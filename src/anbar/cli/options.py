@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,19 @@ from anbar.core.errors import ConfigError
 
 DEFAULT_FILE = Path("anbar.yaml")
 _NO_COST = "none"
+
+
+def number_parser(option: str) -> Callable[[str], float]:
+    """For a `typer.Option`: what is no number is refused in our words, in one line."""
+
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(f"command line {option}: is {text!r}; allowed: numbers") from None
+
+    return parse
+
 
 ConfigOption = Annotated[
     Path | None,
@@ -42,7 +55,10 @@ EmulatedOption = Annotated[
 SpeedOption = Annotated[
     float | None,
     typer.Option(
-        "--speed", metavar="FACTOR", help="With --emulated: time passes so many times faster for engines."
+        "--speed",
+        metavar="FACTOR",
+        parser=number_parser("--speed"),
+        help="With --emulated: time passes so many times faster for engines.",
     ),
 ]
 CostOption = Annotated[

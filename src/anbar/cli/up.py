@@ -24,14 +24,16 @@ from anbar.cli.options import (
 from anbar.cli.progress import make_reporter
 from anbar.config.emulate import Emulation
 
-PortOption = Annotated[int | None, typer.Option("--port", help="Short for --set router.port=PORT.")]
+PortOption = Annotated[
+    str | None, typer.Option("--port", metavar="PORT", help="Short for --set router.port=PORT.")
+]
 HostOption = Annotated[str | None, typer.Option("--host", help="Short for --set router.host=HOST.")]
 
 
 def up(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     file: ConfigOption = None,
     settings: SetOption = None,
-    port: PortOption = None,
+    port: PortOption = None,  # a text: the configuration checks it, in its own words
     host: HostOption = None,
     emulation: EmulatedOption = False,
     speed: SpeedOption = None,
@@ -42,7 +44,7 @@ def up(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     With --emulated engines compute nothing: the whole stack runs in seconds, without GPU and vLLM.
     """
     shorthands = {
-        "router.port": ("--port", str(port) if port is not None else None),
+        "router.port": ("--port", port),
         "router.host": ("--host", host),
     }
     loaded = load_options(file, settings, shorthands)

@@ -65,8 +65,10 @@ def test_config_show_emulated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--port", "abc"], "anbar: command line --port: "),
         (["--speed", "2"], "command line --speed: allowed with --emulated only"),
         (["--cost", "c.json"], "command line --cost: allowed with --emulated only"),
+        (["--emulated", "--speed", "abc"], "anbar: command line --speed: is 'abc'; allowed: numbers\n"),
         (["--emulated", "--speed", "0"], "command line --speed: is 0; allowed: numbers above 0"),
         (["--emulated", "--cost", "c.json"], "c.json: cannot be read: No such file"),
         (["--emulated", "--cost", "anbar.yaml"], "anbar.yaml: not JSON"),

@@ -76,7 +76,7 @@ def outcome(check: Check, target: Target) -> tuple[Outcome, str]:
     except _DIFFERENCES as error:
         return Outcome.FAILED, f"{type(error).__name__}: {error}"
     if target.traffic.num_connections == before:
-        return Outcome.SKIPPED, "the target has not what this is about"
+        return Outcome.SKIPPED, "what this is about is not among the options given"
     return Outcome.OK, ""
 
 

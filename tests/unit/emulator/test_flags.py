@@ -10,9 +10,10 @@ from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.emulator.flags import parse
 from anbar.apps.emulator.launch import NUM_BLOCKS, plan
 from anbar.apps.emulator.settings import EngineSettings, Runner
+from anbar.apps.emulator.text import load_text
 from anbar.core.cost import EngineCost, TokenCurve
 from anbar.core.cost_file import CostFile, EngineType, Measured, render
-from anbar.core.errors import ConfigError
+from anbar.core.errors import ConfigError, StoreError
 from anbar.sim.engine.shape import HostShape, Offload
 
 EVENTS = {
@@ -161,6 +162,26 @@ def test_costs(tmp_path: Path, model_dir: Path) -> None:
         (["--count", "2", "--kv-events-config", LAST_PORT], "counted up"),
         (["--speed", "0"], "--speed"),
         (["--port", "70000"], "--port"),
+        (["--port", "x"], "--port: 'x'; allowed: whole numbers from 0 to 65535"),
+        (["--seed", "x"], "--seed: 'x'; allowed: whole numbers$"),
+        (["--speed", "abc"], "--speed: 'abc'; allowed: numbers from 0.000001 to 1000000"),
+        (["--speed", "inf"], "--speed: 'inf'; allowed"),
+        (["--max-num-seqs", "1.5"], "--max-num-seqs: '1.5'; allowed: whole numbers from 1$"),
+        (["--kv-cache-memory-bytes", "4GiB"], "bytes: '4GiB'; allowed: whole numbers from 1, also as 2k"),
+        (["--max-model-len", "1e400"], "--max-model-len: '1e400'; allowed"),
+        (["--max-model-len", "1.5K"], "--max-model-len: '1.5K'; allowed"),
+        (["--kv-cache-memory-bytes", "1"], "bytes 1 is room for 0 blocks of 16 tokens, .*: from 107"),
+        (["--port", "0", "stray"], "'stray' belongs to no flag"),
+        (["--enforce-eager", "x", "--port", "0", "stray"], "'stray' belongs to no flag"),
+        (["--shared-dir", "/x"], "--shared-dir /x: no store is shared"),
+        (["--kv-events-config", '{"enable_kv_cache_events": "yes"}'], "is 'yes', allowed: true, false"),
+        (["--kv-events-config", '{"hwm": -1}'], "--kv-events-config: hwm is -1, allowed: 0 to"),
+        (["--kv-events-config", '{"endpoint": 5}'], "endpoint is 5, allowed: a text"),
+        (["--kv-events-config", '{"publisher": "nats"}'], "publisher is 'nats', allowed: null, zmq or null"),
+        (["--kv-events-config", '{"end_point": "x"}'], "unknown field 'end_point'"),
+        (["--kv-events-config", "[]"], "--kv-events-config: '\\[\\]'; allowed: a JSON object"),
+        (["--kv-transfer-config", '{"kv_connector_extra_config": 5}'], "is 5, allowed: an object"),
+        (["--kv-transfer-config", '{"x": NaN}'], "allowed: a JSON object"),
         (["--kv-events-config", "{"], "--kv-events-config"),
         (["--framing", "tuples"], "maps, arrays"),
         (["--runner", "draft"], "pooling"),
@@ -175,3 +196,37 @@ def test_wrong_values(model_dir: Path, argv: list[str], named: str) -> None:
     """Refused in one line that names what is wrong."""
     with pytest.raises(ConfigError, match=named.replace("(", "\\(")):
         planned(model_dir, *argv)
+
+
+def test_a_shared_directory_must_be_usable(tmp_path: Path, model_dir: Path) -> None:
+    """It is made, tried and left empty; a file in its place, or a place that cannot be written, is named."""
+    argv = ("--kv-transfer-config", json.dumps(TRANSFER), "--shared-dir")
+    planned(model_dir, *argv, str(tmp_path / "new" / "store"))
+    assert not list((tmp_path / "new" / "store").iterdir())
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", Path("/proc")):
+        with pytest.raises(StoreError, match=f"--shared-dir {wrong} cannot be used"):
+            planned(model_dir, *argv, str(wrong))
+
+
+def test_values_of_unknown_flags_are_theirs(model_dir: Path) -> None:
+    """What follows a flag of vLLM's that means nothing here is let be with it."""
+    flags = parse([str(model_dir), "--enforce-eager", "--allowed-origins", "a", "b", "--port", "0", "-O3"])
+    assert flags.ignored == ("--enforce-eager", "--allowed-origins", "-O3")
+
+
+def test_free_steps_are_asked_for_by_name(tmp_path: Path, model_dir: Path) -> None:
+    """A cost file without a curve is a mistake rather than an engine that takes no time."""
+    kind = EngineType("m", "cpu", "float32", "0.32.0", 64, 4096, 2048)
+    file = tmp_path / "cost.json"
+    file.write_text(render(CostFile(kind, Measured("2026-01-01T00:00:00Z", "test", 1.0), EngineCost())))
+    with pytest.raises(ConfigError, match=r"cost\.tokens is .*--cost none"):
+        planned(model_dir, "--cost", str(file))
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"version": "1.0", "model": {"type": "BPE"}}'])
+def test_a_broken_tokenizer(tmp_path: Path, content: str) -> None:
+    """The file is named, and that it is no tokenizer."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"--model: {tmp_path}/tokenizer.json is not a tokenizer: "):
+        load_text(tmp_path, 100)

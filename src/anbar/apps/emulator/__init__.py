@@ -5,8 +5,7 @@
 
 How it is put together, from the client inwards:
 
-- `service` routes requests to `pages`, `adapter_pages`, `token_pages`, `admin` (whose bodies `admin_fields`
-  reads and `bounds` limits) and generation.
+- `service` routes requests to `pages`, `adapter_pages`, `token_pages`, `admin` and generation.
 - `body`, `body_models`, `fields`, `prompts`, `transfer_params`, `generate_request` turn a body into a valid
   request, or refuse as vLLM does (`errors`).
 - `generation` answers one request from the tokens of its sequences, `embedding` does so for pooling models;
@@ -15,8 +14,9 @@ How it is put together, from the client inwards:
 - `sequence` is one run of tokens in the engine model, its text from `answers` and `text`; `loop` runs the
   model on the real clock (`pacing`); `kv` turns the model's events into vLLM's (`spoiled_events`).
 - `stats` and `metrics` (on `histograms`) are the page of Prometheus; `records` is what tests look at.
-- `settings` says what one engine is; `flags` and `launch` read that from vLLM's command line
-  (`default_cost` where it says nothing of costs); `state` is one engine without its sockets, `engine` with
+- `settings` says what one engine is; `flags` (by `flag_values`) and `launch` (with `json_flags`) read that
+  from vLLM's command line (`default_cost` where it says nothing of costs); `typed_fields` and `bounds` say
+  what is wrong with JSON; `state` is one engine without its sockets, `engine` with
   them, `fleet` many; `tiny_model` needs no download.
 """
 

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from anbar.adapters.http.message import Answer, Request
-from anbar.apps.emulator.admin_fields import Settings, convert, describe
 from anbar.apps.emulator.body import parse_json
 from anbar.apps.emulator.bounds import DAY_S, hold
-from anbar.apps.emulator.errors import Json
+from anbar.apps.emulator.errors import Json, invalid
 from anbar.apps.emulator.faults import Fault
 from anbar.apps.emulator.pacing import steady
 from anbar.apps.emulator.pages import answer
 from anbar.apps.emulator.records import Ending
 from anbar.apps.emulator.spoiled_events import EventFaults
 from anbar.apps.emulator.state import EngineState
+from anbar.apps.emulator.typed_fields import Settings, WrongField, convert, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,10 @@ class Admin:
 def _call(kind: type[Settings], act: Callable[[Settings], Json]) -> Callable[[Request], Answer]:
     def handle(request: Request) -> Answer:
         body = parse_json(request) if request.body else {}
-        return answer(act(convert(body, kind)))
+        try:
+            settings = convert(body, kind)
+        except WrongField as error:
+            raise invalid(str(error), f"body.{error.field}") from error
+        return answer(act(settings))
 
     return handle

@@ -5,19 +5,28 @@ not known is not an error: an engine's command line works with another program i
 """
 
 import argparse
-import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from anbar.adapters.vllm.kv_publish import Framing
+from anbar.apps.emulator.flag_values import (
+    MAX_PORT,
+    amount,
+    json_object,
+    lora,
+    member,
+    runner,
+    speed,
+    whole,
+)
 from anbar.apps.emulator.settings import Runner
 from anbar.core.errors import ConfigError
 
 MAX_COUNT = 256
 """Engines of one process: they share one core, and each has its sockets."""
-MAX_PORT = 65_535
 NO_COST = "none"
 """The value of --cost for steps that take no time."""
 
@@ -72,18 +81,39 @@ def parse(argv: Sequence[str]) -> Flags:
         arguments.insert(0, "--model")  # as in `vllm serve MODEL`
     found, rest = _parser().parse_known_args(arguments)
     values = vars(found)
+    flags = _ignored(arguments, rest)
     model = values["model"]
     task = values.pop("task")
-    runner = Runner.POOLING if task in ("embed", "embedding") else values.pop("runner")
+    wanted = Runner.POOLING if task in ("embed", "embedding") else values.pop("runner")
     names = tuple(values.pop("served_model_name") or ())
     keys = tuple(values.pop("api_key") or ())
     loras = dict(values.pop("lora_modules") or ())
     values = {name: value for name, value in values.items() if name not in ("model", "runner")}
-    flags = tuple(argument for argument in rest if argument.startswith("-"))
     return Flags(
-        model=model, served_model_name=names, api_key=keys, lora_modules=loras, runner=runner, ignored=flags,
+        model=model, served_model_name=names, api_key=keys, lora_modules=loras, runner=wanted, ignored=flags,
         **values,
     )  # fmt: skip
+
+
+def _ignored(arguments: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
+    """The flags of `rest`, what the parser did not know of `arguments`; ConfigError for a word that is no
+    value of one of them."""
+    unread, may_have_value = deque(rest), False
+    for argument in arguments:
+        if not unread:
+            break
+        if argument != unread[0]:
+            may_have_value = False
+            continue
+        unread.popleft()
+        if argument.startswith("-"):
+            may_have_value = True
+        elif not may_have_value:
+            raise ConfigError(
+                f"command line of anbar emulate: {argument!r} belongs to no flag; a model comes first, or "
+                "behind --model"
+            )
+    return tuple(argument for argument in rest if argument.startswith("-"))
 
 
 def _dashed(argument: str) -> str:
@@ -108,14 +138,14 @@ def _parser() -> _Parser:
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("the emulator's own")
-    own.add_argument("--count", type=_between(1, MAX_COUNT), default=1, metavar="N", help="engines in this "
+    own.add_argument("--count", type=whole(1, MAX_COUNT), default=1, metavar="N", help="engines in this "
                      f"process, at most {MAX_COUNT}: ports and event addresses are numbered from the given "
                      "ones on")  # fmt: skip
-    own.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="time passes X times faster")
+    own.add_argument("--speed", type=speed, default=1.0, metavar="X", help="time passes X times faster")
     own.add_argument("--cost", metavar="FILE", help="what steps cost, as `anbar calibrate` measured; "
                      f"{NO_COST}: nothing; default: an 8B model on an H100, estimated")  # fmt: skip
-    own.add_argument("--seed", type=int, default=0, help="of the answers' text")
-    own.add_argument("--framing", type=_member(Framing), default=Framing.MAPS, metavar="maps|arrays",
+    own.add_argument("--seed", type=whole(), default=0, help="of the answers' text")
+    own.add_argument("--framing", type=member(Framing), default=Framing.MAPS, metavar="maps|arrays",
                      help="of KV events: vLLM 0.32's, or that of older releases")  # fmt: skip
     own.add_argument("--shared-dir", type=Path, metavar="DIR", help="where emulated engines note what is in "
                      "the store that they share; default: the engines of this process share one")  # fmt: skip
@@ -127,13 +157,13 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
                         "model` unpacks, else a tiny built-in tokenizer")  # fmt: skip
     server.add_argument("--served-model-name", nargs="+", metavar="NAME")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on (here: 127.0.0.1)")
-    server.add_argument("--port", type=_port, default=8000, help="0 picks a free one")
+    server.add_argument("--port", type=whole(0, MAX_PORT), default=8000, help="0 picks a free one")
     server.add_argument("--api-key", nargs="+", metavar="KEY")
-    server.add_argument("--runner", type=_runner, default=Runner.GENERATE, metavar="generate|pooling")
+    server.add_argument("--runner", type=runner, default=Runner.GENERATE, metavar="generate|pooling")
     server.add_argument("--task", choices=("generate", "embed", "embedding"), help="embed: --runner pooling")
-    server.add_argument("--lora-modules", nargs="+", type=_lora, metavar="NAME=PATH")
-    server.add_argument("--kv-events-config", type=_json, metavar="JSON")
-    server.add_argument("--kv-transfer-config", type=_json, metavar="JSON")
+    server.add_argument("--lora-modules", nargs="+", type=lora, metavar="NAME=PATH")
+    server.add_argument("--kv-events-config", type=json_object, metavar="JSON")
+    server.add_argument("--kv-transfer-config", type=json_object, metavar="JSON")
     for flag in ("prompt-tokens-details", "request-id-headers", "force-include-usage"):
         server.add_argument(f"--enable-{flag}", action="store_true")
     server.add_argument("--enable-server-load-tracking", action="store_true")
@@ -142,102 +172,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("vLLM's, of the engine")
-    engine.add_argument("--block-size", type=_at_least(1), metavar="TOKENS")
-    engine.add_argument("--num-gpu-blocks-override", type=_at_least(2), metavar="BLOCKS")
-    engine.add_argument("--kv-cache-memory-bytes", type=_size, metavar="BYTES")
-    engine.add_argument("--max-model-len", type=_tokens, metavar="TOKENS")
-    engine.add_argument("--max-num-seqs", type=_at_least(1), default=256)
-    engine.add_argument("--max-num-batched-tokens", type=_tokens, default=2048)
+    engine.add_argument("--block-size", type=whole(1), metavar="TOKENS")
+    engine.add_argument("--num-gpu-blocks-override", type=whole(2), metavar="BLOCKS")
+    engine.add_argument("--kv-cache-memory-bytes", type=amount, metavar="BYTES")
+    engine.add_argument("--max-model-len", type=amount, metavar="TOKENS")
+    engine.add_argument("--max-num-seqs", type=whole(1), default=256)
+    engine.add_argument("--max-num-batched-tokens", type=amount, default=2048)
     engine.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    engine.add_argument("--tensor-parallel-size", "-tp", type=_at_least(1), default=1)
+    engine.add_argument("--tensor-parallel-size", "-tp", type=whole(1), default=1)
     engine.add_argument("--dtype", default="auto")
-
-
-def _at_least(least: int) -> Any:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return value
-
-    return number
-
-
-def _between(least: int, most: int) -> Any:
-    def number(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {least} to {most}")
-        return value
-
-    return number
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
-    return value
-
-
-def _speed(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-_UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
-"""vLLM's human-readable integers: 1k is a thousand, 1K is 1,024."""
-
-
-def _tokens(text: str) -> int:
-    unit = _UNITS.get(text[-1:], 1)
-    value = int(float(text.rstrip("".join(_UNITS))) * unit)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
-    return value
-
-
-_size = _tokens
-
-
-def _json(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
-    return value
-
-
-def _lora(text: str) -> tuple[str, str]:
-    if text.startswith("{"):
-        entry = _json(text)
-        name, path = str(entry.get("name") or ""), str(entry.get("path") or "")
-    else:
-        name, _, path = text.partition("=")
-    if not name or not path:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not NAME=PATH")
-    return name, path
-
-
-def _member(kind: type[Framing]) -> Any:
-    def member(text: str) -> Framing:
-        try:
-            return kind(text)
-        except ValueError as error:
-            allowed = ", ".join(member.value for member in kind)
-            raise argparse.ArgumentTypeError(f"{text!r}; allowed: {allowed}") from error
-
-    return member
-
-
-def _runner(text: str) -> Runner:
-    if text == "auto":
-        return Runner.GENERATE
-    try:
-        return Runner(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}; allowed: auto, generate, pooling") from error

@@ -6,19 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anbar.adapters.store.key_directory import KeyDirectory
-from anbar.adapters.vllm.kv_publish import PublisherConfig
-from anbar.apps.emulator.default_cost import FREE_STORE, H100_8B, KV_BYTES_PER_TOKEN, STORE
+from anbar.apps.emulator import json_flags
+from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
-from anbar.apps.emulator.flags import MAX_PORT, NO_COST, Flags
+from anbar.apps.emulator.flag_values import MAX_PORT
+from anbar.apps.emulator.flags import NO_COST, Flags
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.core.cost import EngineCost
 from anbar.core.cost_file import EngineType
 from anbar.core.cost_file import parse as parse_cost
-from anbar.core.errors import ConfigError, StoreError
+from anbar.core.errors import ConfigError
 from anbar.plan import kv_size
-from anbar.sim.engine.shape import EngineShape, HostShape, Offload
-from anbar.sim.engine.shared import SharedTier
+from anbar.sim.engine.shape import EngineShape
 
 BLOCK_SIZE = 16
 """vLLM's default on a GPU."""
@@ -26,9 +25,6 @@ NUM_BLOCKS = 16_384
 """Where no flag says how large the device cache is: what an H100 has beside an 8B model, rounded down."""
 MAX_MODEL_LEN = 8192
 """Where neither a flag nor the model's config.json says it."""
-
-_STORE_BYTES = 1 << 40
-"""Room of a shared store that has no `capacity_bytes`."""
 
 
 def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[EngineSettings]:
@@ -38,7 +34,8 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
     config = _model_config(model_dir)
     cost, measured = _cost(flags.cost)
     shape = _shape(flags, config, measured)
-    host, shared, owner = _tiers(flags, shape)
+    host, shared, owner = json_flags.tiers(flags, shape)
+    int_hashes = _is_on(environ, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     settings = EngineSettings(
         model_dir=model_dir,
         root=flags.model or "",
@@ -49,7 +46,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         host=flags.host,
         port=flags.port,
         api_keys=flags.api_key or _key(environ),
-        events=_events(flags, environ),
+        events=json_flags.events(flags.kv_events_config, flags.framing, int_hashes=int_hashes),
         shape=shape,
         host_tier=host,
         shared=shared,
@@ -70,8 +67,8 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
     return [_numbered(settings, index) for index in range(flags.count)]
 
 
-def _is_on(environ: Mapping[str, str], name: str) -> bool:
-    return environ.get(name, "0").strip().lower() in ("1", "true")
+def _is_on(environ: Mapping[str, str], name: str, default: str = "0") -> bool:
+    return environ.get(name, default).strip().lower() in ("1", "true")
 
 
 def _limit(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -110,6 +107,9 @@ def _cost(name: str | None) -> tuple[EngineCost, EngineType | None]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--cost {name}: cannot be read: {error}") from error
     content = parse_cost(text, name)
+    if not content.cost.tokens.points:
+        text = f"--cost {name}: cost.tokens is [], allowed: at least two pairs"
+        raise ConfigError(f"{text} (steps that take no time: --cost {NO_COST})")
     return content.cost, content.engine
 
 
@@ -121,6 +121,12 @@ def _shape(flags: Flags, config: Mapping[str, Any], measured: EngineType | None)
     num_blocks = flags.num_gpu_blocks_override
     if num_blocks is None and flags.kv_cache_memory_bytes is not None:
         num_blocks = flags.kv_cache_memory_bytes * flags.tensor_parallel_size // (token_bytes * block_size)
+        if num_blocks < least:
+            least_bytes = -(-least * token_bytes * block_size // flags.tensor_parallel_size)
+            raise ConfigError(
+                f"--kv-cache-memory-bytes {flags.kv_cache_memory_bytes} is room for {num_blocks} blocks of "
+                f"{block_size} tokens, too few for --max-model-len {longest}; allowed: from {least_bytes} up"
+            )
     return EngineShape(
         block_size=block_size,
         num_blocks=num_blocks if num_blocks is not None else max(NUM_BLOCKS, least),
@@ -141,60 +147,6 @@ def _token_bytes(config: Mapping[str, Any], dtype: str, measured: EngineType | N
         return kv_size(config, own if dtype == "auto" else dtype).bytes_per_token
     except ConfigError:
         return KV_BYTES_PER_TOKEN
-
-
-def _tiers(flags: Flags, shape: EngineShape) -> tuple[HostShape | None, SharedTier | None, str]:
-    """Host tier, shared store and what events call it, as `--kv-transfer-config` has them."""
-    extra = (flags.kv_transfer_config or {}).get("kv_connector_extra_config") or {}
-    host_bytes = _whole(extra, "cpu_bytes_to_use", 0)
-    if not host_bytes:
-        return None, None, ""
-    chunk_blocks = _whole(extra, "blocks_per_chunk", 0)
-    chunk_blocks = chunk_blocks or max(1, _whole(extra, "block_size", shape.block_size) // shape.block_size)
-    chunk_bytes = chunk_blocks * shape.block_size * shape.kv_bytes_per_token
-    offload = Offload.PROMPT if extra.get("offload_prompt_only", True) else Offload.ALL
-    host = HostShape(max(1, host_bytes // chunk_bytes), chunk_blocks, offload)
-    tiers = extra.get("secondary_tiers")
-    if not isinstance(tiers, list) or not tiers:
-        return host, None, ""
-    store = tiers[0].get("store") if isinstance(tiers[0], dict) else None
-    store = store if isinstance(store, dict) else {}
-    cost = FREE_STORE if flags.cost == NO_COST else STORE
-    owner = f"anbar:{store.get('id', 'emulated')}"
-    num_chunks = max(1, _whole(store, "capacity_bytes", _STORE_BYTES) // chunk_bytes)
-    chunks = None if flags.shared_dir is None else _chunks_in(flags.shared_dir, num_chunks)
-    return host, SharedTier(num_chunks, cost, chunks), owner
-
-
-def _chunks_in(directory: Path, num_chunks: int) -> KeyDirectory:
-    """What engines of several processes share. StoreError when the directory cannot be made."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"--shared-dir {directory} cannot be made: {error.strerror or error}") from error
-    return KeyDirectory(directory, num_chunks)
-
-
-def _whole(values: Mapping[str, Any], name: str, default: int) -> int:
-    value = values.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"--kv-transfer-config: {name} is {value!r}, allowed: whole numbers from 0 up")
-    return int(value)
-
-
-def _events(flags: Flags, environ: Mapping[str, str]) -> PublisherConfig | None:
-    wanted = flags.kv_events_config or {}
-    if not wanted.get("enable_kv_cache_events") or wanted.get("publisher", "zmq") != "zmq":
-        return None
-    return PublisherConfig(
-        endpoint=str(wanted.get("endpoint") or "tcp://*:5557"),
-        replay_endpoint=str(wanted.get("replay_endpoint") or ""),
-        topic=str(wanted.get("topic") or ""),
-        buffer_steps=int(wanted.get("buffer_steps", 10_000)),
-        hwm=int(wanted.get("hwm", 100_000)),
-        framing=flags.framing,
-        int_hashes=_is_on({"_": environ.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")}, "_"),
-    )
 
 
 def _check_ports(first: int, count: int) -> None:

@@ -74,8 +74,11 @@ def load_text(directory: Path, max_model_len: int) -> ModelText:
         raise ConfigError(
             f"--model {directory} has no tokenizer.json: the emulator needs the model's tokenizer"
         )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise ConfigError(f"--model: {file} is not a tokenizer: {error}") from error
     prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len))
-    backend = tokenizers.Tokenizer.from_file(str(file))
     return ModelText(prompts, backend, _end_of_turn(directory, backend), max_model_len)
 
 

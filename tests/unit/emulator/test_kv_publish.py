@@ -1,6 +1,7 @@
 """Published KV events: what the decoder makes of them, what replay gives, and what goes wrong on demand."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -170,6 +171,17 @@ async def test_a_restart_uses_the_same_addresses(tmp_path: Path) -> None:
             publisher.publish([REMOVED], 0.0)
             assert [m.seq for m in await _replay(context, publisher.config.replay_endpoint, 0)] == [0]
         await publisher.stop()
+
+
+async def test_files_of_sockets_are_removed(tmp_path: Path) -> None:
+    """After stop the local sockets have no files; one that another process has made since is let be."""
+    async with _publishing(Publisher(_config(tmp_path))):
+        assert sorted(os.listdir(tmp_path)) == ["e", "r"]
+    assert not os.listdir(tmp_path)
+    async with _publishing(Publisher(_config(tmp_path))):
+        (tmp_path / "e").unlink()
+        (tmp_path / "e").touch()
+    assert os.listdir(tmp_path) == ["e"]
 
 
 async def test_an_address_that_cannot_be_used(tmp_path: Path) -> None:

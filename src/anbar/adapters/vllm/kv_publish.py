@@ -8,6 +8,7 @@ low 64 bits of its digest. Source: vLLM 0.32 `distributed/kv_events.py`.
 
 import asyncio
 import contextlib
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,6 +138,8 @@ class Publisher:
         self._pub: zmq.Socket[bytes] | None = None
         self._router: zmq.asyncio.Socket | None = None
         self._replaying: asyncio.Task[None] | None = None
+        self._files: list[tuple[str, os.stat_result]] = []
+        """Of the local sockets that were made."""
 
     async def start(self) -> None:
         """Open both sockets and answer replay requests; WireError when an address cannot be used."""
@@ -157,7 +160,7 @@ class Publisher:
             raise
 
     async def stop(self) -> None:
-        """Close the sockets; the addresses can be used again when it returns. Idempotent."""
+        """Close the sockets and remove their files; their addresses are free when it returns. Idempotent."""
         if self._replaying is not None:
             self._replaying.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -170,6 +173,11 @@ class Publisher:
         if self._context is not None:
             self._context.term()
             self._context = None
+        files, self._files = self._files, []
+        for path, made in files:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path), made):  # else somebody else has taken its place
+                    os.unlink(path)
 
     def publish(self, events: Sequence[WireEvent], timestamp_s: float) -> None:
         """Send one batch and keep it for replay; nothing for no events."""
@@ -197,6 +205,10 @@ class Publisher:
             socket.bind(address) if listen else socket.connect(address)
         except zmq.ZMQError as error:
             raise WireError(f"KV events cannot be published at {address!r}: {error}") from error
+        if listen and address.startswith("ipc://"):
+            path = address.removeprefix("ipc://")
+            with contextlib.suppress(OSError):  # an abstract name has no file
+                self._files.append((path, os.stat(path)))
 
     async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
         while True:

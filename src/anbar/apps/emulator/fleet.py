@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from anbar.apps.emulator.engine import EmulatedEngine
 from anbar.apps.emulator.flags import Flags
 from anbar.apps.emulator.launch import plan
 from anbar.apps.emulator.settings import EngineSettings
-from anbar.apps.emulator.tiny_model import write_tiny_model
+from anbar.apps.emulator.tiny_model import TINY_MODEL_DIR
 from anbar.apps.model import models_dir
 from anbar.config.models import DEFAULT_MODEL
 from anbar.core.errors import ConfigError
@@ -26,12 +25,10 @@ def run(flags: Flags, environ: Mapping[str, str], say: Say) -> None:
     assumed."""
     if flags.ignored:
         say(f"without meaning here, ignored: {' '.join(dict.fromkeys(flags.ignored))}")
-    with tempfile.TemporaryDirectory(prefix="anbar-emulate-") as scratch:
-        model_dir = _model_dir(flags, environ, Path(scratch), say)
-        uvloop.run(_serve(plan(flags, model_dir, environ), say))
+    uvloop.run(_serve(plan(flags, _model_dir(flags, environ, say), environ), say))
 
 
-def _model_dir(flags: Flags, environ: Mapping[str, str], scratch: Path, say: Say) -> Path:
+def _model_dir(flags: Flags, environ: Mapping[str, str], say: Say) -> Path:
     """Where the tokenizer is: as named, the small model's, or the built-in one."""
     if flags.model is not None and flags.model != DEFAULT_MODEL:
         named = Path(flags.model)
@@ -45,7 +42,7 @@ def _model_dir(flags: Flags, environ: Mapping[str, str], scratch: Path, say: Say
     if (small / "tokenizer.json").is_file():
         return small
     say(f"no tokenizer of {DEFAULT_MODEL} here: the built-in one takes its place, about a token per letter")
-    return write_tiny_model(scratch / "tiny-model")
+    return TINY_MODEL_DIR
 
 
 async def _serve(engines: Sequence[EngineSettings], say: Say) -> None:

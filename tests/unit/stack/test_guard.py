@@ -151,13 +151,17 @@ async def test_killed_guard_takes_the_command_along(tmp_path: Path) -> None:
     await eventually(lambda: not any(proc.is_alive(process) for process in processes))
 
 
-async def test_unknown_command(tmp_path: Path) -> None:
-    """A command that does not exist: status 127 and a reason in the log."""
-    spec = ChildSpec("child", ["/nonexistent"], {}, tmp_path / "log", tmp_path / "record", 1.0)
-    guarded = GuardedProcess(spec)
+@pytest.mark.parametrize(
+    ("name", "reason"), [("missing", "No such file or directory"), ("directory", "Permission denied")]
+)
+async def test_what_cannot_be_run(tmp_path: Path, name: str, reason: str) -> None:
+    """A command that does not exist, or is none: status 127 and a reason in the log."""
+    (tmp_path / "directory").mkdir()
+    command = str(tmp_path / name)
+    guarded = GuardedProcess(ChildSpec("child", [command], {}, tmp_path / "log", tmp_path / "record", 1.0))
     await guarded.start()
     assert await guarded.wait() == 127
-    assert "cannot run /nonexistent" in guarded.log_tail()
+    assert guarded.log_tail().endswith(f"cannot run {command}: {reason}")
 
 
 async def test_log_is_rotated(tmp_path: Path) -> None:

@@ -208,7 +208,9 @@ def main() -> int:
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
     try:
         return Guard(options.command, options.record, options.grace_s).run(read)
-    except FileNotFoundError as error:
+    except OSError as error:
+        if error.filename != options.command[0]:
+            raise
         _say(f"cannot run {options.command[0]}: {error.strerror}")
         return 127
 

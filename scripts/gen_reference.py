@@ -17,6 +17,8 @@ from anbar.adapters.http.message import Request
 from anbar.adapters.telemetry.router_metrics import RouterMetrics
 from anbar.apps.emulator import faults, flags
 from anbar.apps.emulator.admin import Admin
+from anbar.apps.emulator.environment import VARIABLES
+from anbar.apps.model import MODELS_VARIABLE
 from anbar.config import models
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -140,6 +142,13 @@ def emulator() -> str:
         "",
         "Other flags of vLLM's are accepted, named once in the log, and ignored.",
         "",
+        "## Environment variables",
+        "",
+        "| variable | default | meaning |",
+        "|---|---|---|",
+        *(f"| `{variable.name}` | {variable.default} | {variable.meaning} |" for variable in VARIABLES),
+        f"| `{MODELS_VARIABLE}` |  | where `anbar model` unpacks the small model |",
+        "",
         "## Calls",
         "",
         "On each engine's own port; bodies are JSON objects. `GET /emulator` lists them too.",
@@ -167,9 +176,12 @@ def flag_row(action: argparse.Action) -> str:
     """One table row a flag."""
     names = ", ".join(f"`{name}`" for name in action.option_strings)
     value = f" {action.metavar}" if isinstance(action.metavar, str) else ""
-    default = action.default.value if isinstance(action.default, Enum) else action.default
-    has_default = default not in (None, argparse.SUPPRESS) and default is not False
-    cells = (names + value, f"`{default}`" if has_default else "", action.help or "as vLLM's")
+    meaning, _, default = (action.help or "").partition("; default: ")
+    if isinstance(action.default, bool):
+        default = "on" if action.default else "off"
+    elif action.default is not None:
+        default = f"`{action.default.value if isinstance(action.default, Enum) else action.default}`"
+    cells = (names + value, default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

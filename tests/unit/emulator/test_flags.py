@@ -7,8 +7,8 @@ import pytest
 
 from anbar.adapters.vllm.kv_publish import Framing
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
-from anbar.apps.emulator.flags import parse
-from anbar.apps.emulator.launch import NUM_BLOCKS, plan
+from anbar.apps.emulator.flags import NUM_BLOCKS, _parser, parse
+from anbar.apps.emulator.launch import plan
 from anbar.apps.emulator.settings import EngineSettings, Runner
 from anbar.apps.emulator.text import load_text
 from anbar.core.cost import EngineCost, TokenCurve
@@ -230,3 +230,13 @@ def test_a_broken_tokenizer(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ConfigError, match=f"--model: {tmp_path}/tokenizer.json is not a tokenizer: "):
         load_text(tmp_path, 100)
+
+
+def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag says what it means and what happens without it; variables of the environment are named."""
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in ("--block-size TOKENS of a KV block; default: 16,", "--max-num-seqs", "VLLM_SERVER_DEV_MODE"):
+        assert text in shown
+    assert all(action.help for action in _parser()._actions)

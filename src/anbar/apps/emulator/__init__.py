@@ -14,10 +14,10 @@ How it is put together, from the client inwards:
 - `sequence` is one run of tokens in the engine model, its text from `answers` and `text`; `loop` runs the
   model on the real clock (`pacing`); `kv` turns the model's events into vLLM's (`spoiled_events`).
 - `stats` and `metrics` (on `histograms`) are the page of Prometheus; `records` is what tests look at.
-- `settings` says what one engine is; `flags` (by `flag_values`) and `launch` (with `json_flags`) read that
-  from vLLM's command line (`default_cost` where it says nothing of costs); `typed_fields` and `bounds` say
-  what is wrong with JSON; `state` is one engine without its sockets, `engine` with
-  them, `fleet` many; `tiny_model` needs no download.
+- `settings` says what one engine is; `flags` (by `flag_values`) and `launch` (with `json_flags` and
+  `environment`) read that from vLLM's command line (`default_cost` where it says nothing of costs);
+  `typed_fields` and `bounds` say what is wrong with JSON.
+- `state` is one engine without its sockets, `engine` with them, `fleet` many; `tiny_model` needs no download.
 """
 
 from anbar.apps.emulator.engine import EmulatedEngine

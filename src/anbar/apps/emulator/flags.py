@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from anbar.adapters.vllm.kv_publish import Framing
+from anbar.apps.emulator.environment import VARIABLES
 from anbar.apps.emulator.flag_values import (
     MAX_PORT,
     amount,
@@ -27,6 +28,12 @@ from anbar.core.errors import ConfigError
 
 MAX_COUNT = 256
 """Engines of one process: they share one core, and each has its sockets."""
+BLOCK_SIZE = 16
+"""vLLM's default on a GPU."""
+NUM_BLOCKS = 16_384
+"""Where no flag says how large the device cache is: what an H100 has beside an 8B model, rounded down."""
+MAX_MODEL_LEN = 8192
+"""Where neither a flag nor the model's config.json says it."""
 NO_COST = "none"
 """The value of --cost for steps that take no time."""
 
@@ -128,7 +135,8 @@ def _parser() -> _Parser:
         prog="anbar emulate",
         description="An emulated vLLM server: its API, KV events and metrics, without a GPU; answers are "
         "made up. Takes vLLM's command line; flags that do not matter here are named once and ignored.",
-        epilog="GET /emulator on its port describes the calls that make it misbehave.",
+        epilog="GET /emulator on its port describes the calls that make it misbehave. Of the environment it "
+        f"reads {', '.join(variable.name for variable in VARIABLES)}.",
     )
     _add_own(parser)
     _add_server(parser)
@@ -143,7 +151,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
                      "ones on")  # fmt: skip
     own.add_argument("--speed", type=speed, default=1.0, metavar="X", help="time passes X times faster")
     own.add_argument("--cost", metavar="FILE", help="what steps cost, as `anbar calibrate` measured; "
-                     f"{NO_COST}: nothing; default: an 8B model on an H100, estimated")  # fmt: skip
+                     f"{NO_COST}: nothing; default: those of an 8B model on an H100, estimated")  # fmt: skip
     own.add_argument("--seed", type=whole(), default=0, help="of the answers' text")
     own.add_argument("--framing", type=member(Framing), default=Framing.MAPS, metavar="maps|arrays",
                      help="of KV events: vLLM 0.32's, or that of older releases")  # fmt: skip
@@ -155,29 +163,47 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("vLLM's, of the server")
     server.add_argument("--model", help="directory with tokenizer.json; default: the small model that `anbar "
                         "model` unpacks, else a tiny built-in tokenizer")  # fmt: skip
-    server.add_argument("--served-model-name", nargs="+", metavar="NAME")
-    server.add_argument("--host", default="127.0.0.1", help="address to listen on (here: 127.0.0.1)")
+    server.add_argument("--served-model-name", nargs="+", metavar="NAME",
+                        help="what clients call it; default: --model")  # fmt: skip
+    server.add_argument("--host", default="127.0.0.1", help="address to listen on")
     server.add_argument("--port", type=whole(0, MAX_PORT), default=8000, help="0 picks a free one")
-    server.add_argument("--api-key", nargs="+", metavar="KEY")
-    server.add_argument("--runner", type=runner, default=Runner.GENERATE, metavar="generate|pooling")
-    server.add_argument("--task", choices=("generate", "embed", "embedding"), help="embed: --runner pooling")
-    server.add_argument("--lora-modules", nargs="+", type=lora, metavar="NAME=PATH")
-    server.add_argument("--kv-events-config", type=json_object, metavar="JSON")
-    server.add_argument("--kv-transfer-config", type=json_object, metavar="JSON")
-    for flag in ("prompt-tokens-details", "request-id-headers", "force-include-usage"):
-        server.add_argument(f"--enable-{flag}", action="store_true")
-    server.add_argument("--enable-server-load-tracking", action="store_true")
-    server.add_argument("--enable-auto-tool-choice", action="store_true")
+    server.add_argument("--api-key", nargs="+", metavar="KEY",
+                        help="/v1/... needs one of them; default: VLLM_API_KEY, else none is")  # fmt: skip
+    server.add_argument("--runner", type=runner, default=Runner.GENERATE, metavar="generate|pooling",
+                        help="completions and chats, or embeddings")  # fmt: skip
+    server.add_argument("--task", choices=("generate", "embed", "embedding"), help="embed: --runner pooling; "
+                        "default: generate")  # fmt: skip
+    server.add_argument("--lora-modules", nargs="+", type=lora, metavar="NAME=PATH",
+                        help="adapters from the start; default: none")  # fmt: skip
+    server.add_argument("--kv-events-config", type=json_object, metavar="JSON",
+                        help="whether and where KV events are published; default: they are not")  # fmt: skip
+    server.add_argument("--kv-transfer-config", type=json_object, metavar="JSON", help="the host tier and "
+                        "the store behind it (kv_connector_extra_config); default: neither")  # fmt: skip
+    switches = {
+        "--enable-prompt-tokens-details": "usage shows cached_tokens",
+        "--enable-request-id-headers": "answers carry x-request-id",
+        "--enable-force-include-usage": "streams show usage without being asked",
+        "--enable-server-load-tracking": "/load counts requests",
+        "--enable-auto-tool-choice": "tools are accepted, and never called",
+    }
+    for flag, meaning in switches.items():
+        server.add_argument(flag, action="store_true", help=meaning)
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("vLLM's, of the engine")
-    engine.add_argument("--block-size", type=whole(1), metavar="TOKENS")
-    engine.add_argument("--num-gpu-blocks-override", type=whole(2), metavar="BLOCKS")
-    engine.add_argument("--kv-cache-memory-bytes", type=amount, metavar="BYTES")
-    engine.add_argument("--max-model-len", type=amount, metavar="TOKENS")
-    engine.add_argument("--max-num-seqs", type=whole(1), default=256)
-    engine.add_argument("--max-num-batched-tokens", type=amount, default=2048)
-    engine.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    engine.add_argument("--tensor-parallel-size", "-tp", type=whole(1), default=1)
-    engine.add_argument("--dtype", default="auto")
+    engine.add_argument("--block-size", type=whole(1), metavar="TOKENS",
+                        help=f"of a KV block; default: {BLOCK_SIZE}, or the cost file's")  # fmt: skip
+    engine.add_argument("--num-gpu-blocks-override", type=whole(2), metavar="BLOCKS", help="KV blocks of "
+                        f"the device; default: {NUM_BLOCKS}, or more if the context needs them")  # fmt: skip
+    engine.add_argument("--kv-cache-memory-bytes", type=amount, metavar="BYTES",
+                        help="KV of each GPU, in place of blocks; default: not used")  # fmt: skip
+    engine.add_argument("--max-model-len", type=amount, metavar="TOKENS", help="of a prompt and its answer; "
+                        f"default: max_position_embeddings of config.json, else {MAX_MODEL_LEN}")  # fmt: skip
+    engine.add_argument("--max-num-seqs", type=whole(1), default=256, help="sequences in one step")
+    engine.add_argument("--max-num-batched-tokens", type=amount, default=2048, help="tokens in one step")
+    engine.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True,
+                        help="keep and reuse KV of equal beginnings")  # fmt: skip
+    engine.add_argument("--tensor-parallel-size", "-tp", type=whole(1), default=1,
+                        help="GPUs that --kv-cache-memory-bytes is multiplied by")  # fmt: skip
+    engine.add_argument("--dtype", default="auto", help="of KV, which says how many bytes a token takes")

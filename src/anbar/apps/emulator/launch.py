@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anbar.apps.emulator import json_flags
+from anbar.apps.emulator import environment, json_flags
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
-from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
 from anbar.apps.emulator.flag_values import MAX_PORT
-from anbar.apps.emulator.flags import NO_COST, Flags
+from anbar.apps.emulator.flags import BLOCK_SIZE, MAX_MODEL_LEN, NO_COST, NUM_BLOCKS, Flags
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.core.cost import EngineCost
 from anbar.core.cost_file import EngineType
@@ -18,13 +17,6 @@ from anbar.core.cost_file import parse as parse_cost
 from anbar.core.errors import ConfigError
 from anbar.plan import kv_size
 from anbar.sim.engine.shape import EngineShape
-
-BLOCK_SIZE = 16
-"""vLLM's default on a GPU."""
-NUM_BLOCKS = 16_384
-"""Where no flag says how large the device cache is: what an H100 has beside an 8B model, rounded down."""
-MAX_MODEL_LEN = 8192
-"""Where neither a flag nor the model's config.json says it."""
 
 
 def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[EngineSettings]:
@@ -35,7 +27,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
     cost, measured = _cost(flags.cost)
     shape = _shape(flags, config, measured)
     host, shared, owner = json_flags.tiers(flags, shape)
-    int_hashes = _is_on(environ, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
+    int_hashes = environment.INT_HASHES.is_on(environ)
     settings = EngineSettings(
         model_dir=model_dir,
         root=flags.model or "",
@@ -45,7 +37,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         embedding_size=int(config.get("hidden_size") or 384),
         host=flags.host,
         port=flags.port,
-        api_keys=flags.api_key or _key(environ),
+        api_keys=flags.api_key or environment.api_keys(environ),
         events=json_flags.events(flags.kv_events_config, flags.framing, int_hashes=int_hashes),
         shape=shape,
         host_tier=host,
@@ -58,31 +50,13 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         request_id_headers=flags.enable_request_id_headers,
         force_include_usage=flags.enable_force_include_usage,
         auto_tools=flags.enable_auto_tool_choice,
-        dev_mode=_is_on(environ, "VLLM_SERVER_DEV_MODE"),
-        runtime_loras=_is_on(environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
-        max_n=_limit(environ, "VLLM_MAX_N_SEQUENCES", MAX_N),
-        max_prompts=_limit(environ, "VLLM_MAX_COMPLETION_PROMPTS", MAX_PROMPTS),
+        dev_mode=environment.DEV_MODE.is_on(environ),
+        runtime_loras=environment.RUNTIME_LORAS.is_on(environ),
+        max_n=environment.NUM_SEQUENCES.number(environ),
+        max_prompts=environment.NUM_PROMPTS.number(environ),
         track_load=flags.enable_server_load_tracking,
     )
     return [_numbered(settings, index) for index in range(flags.count)]
-
-
-def _is_on(environ: Mapping[str, str], name: str, default: str = "0") -> bool:
-    return environ.get(name, default).strip().lower() in ("1", "true")
-
-
-def _limit(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(f"{name} is {text!r}, allowed: whole numbers from 1 up")
-    return int(text)
-
-
-def _key(environ: Mapping[str, str]) -> tuple[str, ...]:
-    key = environ.get("VLLM_API_KEY")
-    return (key,) if key else ()
 
 
 def _model_config(model_dir: Path) -> Mapping[str, Any]:

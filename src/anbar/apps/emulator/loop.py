@@ -54,6 +54,8 @@ class EngineLoop:
         self._held: list[SequenceRun] = []
         self._actions: list[Callable[[], None]] = []
         """For the end of the step."""
+        self._when_done: list[Callable[[], None]] = []
+        """For when nothing is left."""
         self._stopped = False
 
     @property
@@ -77,6 +79,7 @@ class EngineLoop:
         elif self._runs.pop(run.id, None) is not None and not self._stopped:
             self.engine.abort(run.id)
             self._arouse()
+            self._tell_if_done()
 
     def abort_all(self) -> None:
         """The engine gives up everything it has, and says so to each."""
@@ -85,6 +88,7 @@ class EngineLoop:
             self.engine.abort(run.id)
             run.on_abort()
         self._arouse()
+        self._tell_if_done()
 
     def clear_cache(self, *, preempts: bool = False, tiers: bool = False) -> bool:
         """Drop the device cache; False while requests hold blocks. `preempts` and `tiers` are those of
@@ -104,9 +108,11 @@ class EngineLoop:
         """Start no more steps."""
         self._paused = True
 
-    def pause_when_done(self) -> None:
-        """Finish what there is, and start no more steps."""
+    def pause_when_done(self, on_done: Callable[[], None]) -> None:
+        """Finish what there is, and start no more steps; `on_done` is called when nothing is left."""
         self._is_pausing = True
+        self._when_done.append(on_done)
+        self._tell_if_done()
 
     def resume(self) -> None:
         """Go on."""
@@ -122,6 +128,7 @@ class EngineLoop:
         self._runs.clear()
         self._held.clear()
         self._actions.clear()
+        self._when_done.clear()
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -167,6 +174,7 @@ class EngineLoop:
             actions, self._actions = self._actions, []
             for action in actions:
                 action()
+            self._tell_if_done()
         finally:
             if not self._stopped and self._step is None:
                 self._follow(ended_s)
@@ -178,6 +186,13 @@ class EngineLoop:
             self._wake = None
         now_s = self.clock.now_s()
         self._begin(ended_s if now_s - ended_s < _MAX_LAG_S * self.clock.speed else now_s)
+
+    def _tell_if_done(self) -> None:
+        if self._runs or self._step is not None:
+            return
+        told, self._when_done = self._when_done, []
+        for on_done in told:
+            on_done()
 
     def _deliver(self, output: Output, at_s: float) -> None:
         run = self._runs.get(output.request.id)

@@ -91,13 +91,14 @@ class Pages:
         """There is no cache of media or of encoders."""
         return EMPTY
 
-    def sleep(self, request: Request) -> Answer:
-        """What runs is given up, finished or kept, by `mode`; new requests wait."""
+    def sleep(self, request: Request) -> Later:
+        """What runs is given up, finished or kept, by `mode`; new requests wait. The answer comes when the
+        engine is asleep."""
         query = _query(request)
         level = int(_choice(query, "level", ("0", "1", "2"), "1"))
         mode = SleepMode(_choice(query, "mode", tuple(mode.value for mode in SleepMode), "abort"))
-        self._state.sleep(level, mode)
-        return answer({"status": "sleeping", "level": level})
+        asleep = answer({"status": "sleeping", "level": level})
+        return lambda deliver: self._state.sleep(level, mode, lambda: deliver(asleep))
 
     def wake_up(self, request: Request) -> Answer:
         """Go on, once all parts of the memory have been named by `tags`; without any they all are."""

@@ -225,18 +225,24 @@ class EngineState:
 
     # Sleep
 
-    def sleep(self, level: int, mode: SleepMode) -> None:
-        """Start no step until `wake`; level 1 and 2 drop the cache, level 0 only pauses."""
+    def sleep(self, level: int, mode: SleepMode, on_asleep: Callable[[], None]) -> None:
+        """Start no step until `wake`; level 1 and 2 drop the cache, level 0 only pauses. `on_asleep` is
+        called when that is done, which with `WAIT` is when what runs has finished."""
         life = self.life
         life.sleep_level, life.asleep = level, set(PARTS)
         if mode is SleepMode.ABORT:
             life.loop.abort_all()
+
+        def fall_asleep() -> None:
+            if level:
+                life.loop.clear_cache()
+            on_asleep()
+
         if mode is SleepMode.WAIT:
-            life.loop.pause_when_done()
+            life.loop.pause_when_done(fall_asleep)
         else:
             life.loop.pause()
-        if level:
-            life.loop.clear_cache()
+            fall_asleep()
 
     def wake(self, parts: Sequence[str]) -> bool:
         """Wake parts of the memory; False while others are asleep, and the engine with them."""

@@ -51,7 +51,8 @@ async def _serve(engines: Sequence[EngineSettings], say: Say) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     async with AsyncExitStack() as stack:
-        for settings in engines:
-            engine = await stack.enter_async_context(EmulatedEngine(settings))
-            say(f"emulated engine of {settings.served_names[0]} on {engine.url}")
+        # None is announced before all listen: one whose port is taken ends them all.
+        running = [await stack.enter_async_context(EmulatedEngine(settings)) for settings in engines]
+        for engine in running:
+            say(f"emulated engine of {engine.settings.served_names[0]} on {engine.url}")
         await ended.wait()

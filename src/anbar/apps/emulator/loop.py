@@ -22,7 +22,7 @@ class Observer(Protocol):
     def published(self, events: Sequence[EngineEvent]) -> None:
         """One batch of KV events."""
 
-    def step_ended(self, result: StepResult) -> None:
+    def step_ended(self, step: Step, result: StepResult) -> None:
         """A step is over."""
 
     def tokens(self, run: SequenceRun, at_s: float) -> None:
@@ -162,13 +162,13 @@ class EngineLoop:
     def _end(self) -> None:
         self._wake = None
         assert self._step is not None, "a step is running"
-        self._step = None
+        step, self._step = self._step, None
         result = self.engine.finish_step()
         ended_s = self._step_ends_s
         try:
             if result.events:
                 self._observer.published(result.events)
-            self._observer.step_ended(result)
+            self._observer.step_ended(step, result)
             for output in result.outputs:
                 self._deliver(output, ended_s)
             actions, self._actions = self._actions, []

@@ -46,6 +46,8 @@ def render(model: str, engine: Engine, stats: RequestStats, gauges: Gauges, slee
     _gauges(page, gauges, sleep_level)
     _totals(page, engine)
     _by_source(page, engine, stats)
+    if engine.connector is not None:
+        _copies(page, stats)
     name = "vllm:admission_rejections_total"
     page.family(name, "counter", "Number of admission attempts rejected by a queue limit, by reason.")
     for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
@@ -114,6 +116,31 @@ def _by_source(page: Page, engine: Engine, stats: RequestStats) -> None:
         page.family(f"vllm:{name}_total", "counter", text)
         for key, value in values.items():
             page.sample(f"vllm:{name}_total", value, {label: key})
+
+
+def _copies(page: Page, stats: RequestStats) -> None:
+    """Of the offloading connector (`kv_connector/v1/offloading/metrics.py`), less its histograms of sizes.
+    Those of a direction begin with its first copy; those with a label are vLLM's older names."""
+    loaded, stored = stats.loaded, stats.stored
+    flat = (
+        ("load_bytes", "Total bytes loaded from offload storage to GPU.", loaded.num_bytes),
+        ("load_time", "Total load time from offload storage to GPU, in seconds.", loaded.seconds),
+        ("store_bytes", "Total bytes stored from GPU to offload storage.", stored.num_bytes),
+        ("store_time", "Total store time from GPU to offload storage, in seconds.", stored.seconds),
+    )
+    labelled = (
+        ("total_bytes", "Number of bytes offloaded by KV connector", loaded.num_bytes, stored.num_bytes),
+        ("total_time", "Total time measured by all KV offloading operations", loaded.seconds, stored.seconds),
+    )
+    for name, text, value in flat:
+        page.family(f"vllm:kv_offload_{name}_total", "counter", text)
+        copies = loaded if name.startswith("load") else stored
+        if copies.num_bytes:
+            page.sample(f"vllm:kv_offload_{name}_total", value)
+    for name, text, of_loads, of_stores in labelled:
+        page.family(f"vllm:kv_offload_{name}_total", "counter", text)
+        page.sample(f"vllm:kv_offload_{name}_total", of_loads, {"transfer_type": "CPU_to_GPU"})
+        page.sample(f"vllm:kv_offload_{name}_total", of_stores, {"transfer_type": "GPU_to_CPU"})
 
 
 def _cache_config(page: Page, engine: Engine) -> None:

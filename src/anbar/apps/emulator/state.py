@@ -26,7 +26,7 @@ from anbar.sim.engine.engine import Engine, Tiers
 from anbar.sim.engine.events import EngineEvent
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import EngineRequest
-from anbar.sim.engine.step import StepResult
+from anbar.sim.engine.step import Step, StepResult
 
 PARTS = ("weights", "kv_cache")
 """What sleeps, by the tags of /wake_up."""
@@ -261,8 +261,10 @@ class EngineState:
         if publisher is not None:
             publisher.publish(self._wire.batch(events), time.time())
 
-    def step_ended(self, result: StepResult) -> None:
+    def step_ended(self, step: Step, result: StepResult) -> None:
         self.stats.step_ended(result)
+        if step.num_loaded_tokens or step.num_stored_tokens:
+            self.stats.copied(step, self.settings.shape, self.pace.cost)
         self._take_gauges()
 
     def _take_gauges(self) -> None:

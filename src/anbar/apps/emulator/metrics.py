@@ -102,9 +102,9 @@ def _by_source(page: Page, engine: Engine, stats: RequestStats) -> None:
     }
     by_tier = {
         "device": counters.num_prefix_hits,
-        "host": counters.num_external_hits,
+        "host": counters.num_external_hits - counters.num_shared_hits,
         "p2p": 0,
-        "disk": 0,
+        "disk": counters.num_shared_hits,
         "external_unspecified": 0,
     }
     families: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (

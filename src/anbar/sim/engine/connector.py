@@ -29,6 +29,8 @@ class _Offload:
     """Leading chunks that need not be offered any more: stored, loaded or there."""
     num_jobs: int = 0
     used: set[BlockKey] = field(default_factory=set)
+    fetched: set[BlockKey] = field(default_factory=set)
+    """Chunks that the shared tier was asked for, for this request."""
     blocks: list[int] = field(default_factory=list)
     """The blocks that it had when it ended."""
     is_over: bool = False
@@ -136,6 +138,16 @@ class Connector:
         offload.num_chunks_seen = end
         self._start(Job(offload, keys, num_tokens), self.loads)
 
+    def num_shared(self, request: EngineRequest, num_local: int, num_tokens: int) -> int:
+        """How many of the `num_tokens` matched after `num_local` come from the shared tier."""
+        fetched, size = self._offloads[request.id].fetched, self._chunk_tokens
+        if not fetched:
+            return 0
+        start = num_local // size
+        keys = self._keys(request, start, (num_local + num_tokens) // size)
+        num_shared = size * sum(key in fetched for key in keys)
+        return num_shared - num_local % size if keys[0] in fetched else num_shared
+
     def plan(self, step: Step, ended: Sequence[EngineRequest]) -> None:
         """The step is planned, and `ended` have ended since the last one: say what it copies."""
         if self.link is not None:
@@ -187,6 +199,7 @@ class Connector:
                 continue
             offload.num_chunks_seen = offload.num_jobs = 0
             offload.used.clear()
+            offload.fetched.clear()
             self._behind.add(offload)
         if self.link is not None:
             self.link.clear()
@@ -221,7 +234,10 @@ class Connector:
         for key in keys:
             found = self.host.lookup(key)
             if found is Found.MISS and self.link is not None and offload.request.loads_shared:
+                offload.fetched.discard(key)
                 found = self.link.lookup(offload.request, key, offload.used)
+                if found is Found.COMING:
+                    offload.fetched.add(key)
             if found is Found.MISS:
                 break
             num_hits += 1

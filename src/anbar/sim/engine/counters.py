@@ -27,6 +27,9 @@ class Counters:
     num_external_queries: int = 0
     """Looked up in the tiers below (`external_prefix_cache_queries`)."""
     num_external_hits: int = 0
+    num_shared_hits: int = 0
+    """Those of them that came from the shared tier for the request itself
+    (`prompt_tokens_cached_by_source{source="disk"}`); what an earlier request fetched is host RAM's."""
     num_evictions: int = 0
     """Blocks whose content gave way to something else."""
     num_loaded: int = 0
@@ -35,9 +38,16 @@ class Counters:
     """Copied from the device."""
 
     def count_lookup(
-        self, request: EngineRequest, num_device: int, num_external: int, *, asked_tiers: bool
+        self,
+        request: EngineRequest,
+        num_device: int,
+        num_external: int,
+        num_shared: int = 0,
+        *,
+        asked_tiers: bool,
     ) -> None:
-        """A request was admitted, or started to load. Preempted ones come again and are not counted."""
+        """A request was admitted, or started to load; `num_shared` are of `num_external`. Preempted ones come
+        again and are not counted."""
         if request.num_preemptions:
             return
         if request.reads_cache:
@@ -46,6 +56,7 @@ class Counters:
         if asked_tiers:
             self.num_external_queries += request.num_tokens - num_device
             self.num_external_hits += num_external
+            self.num_shared_hits += num_shared
 
     def count_prompt(self, request: EngineRequest) -> None:
         """A request got its first token."""

@@ -320,9 +320,11 @@ class Scheduler:
             return _Verdict.FULL, 0
         self._allocate(request, found, num_new)
         if found.is_lookup:
-            num_local = found.num_computed - found.num_external
+            connector, num_external = self._connector, found.num_external
+            num_local = found.num_computed - num_external
+            num_shared = connector.num_shared(request, num_local, num_external) if connector and loads else 0
             self._counters.count_lookup(
-                request, num_local, found.num_external, asked_tiers=self._connector is not None
+                request, num_local, num_external, num_shared, asked_tiers=connector is not None
             )
         request.num_computed = found.num_computed
         if loads or found.num_computed + num_new < request.num_tokens:

@@ -1,5 +1,7 @@
 """Cache-aware routing from live KV events, on real vLLM: what the router predicts is what vLLM reports."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.e2e.stack import Stack, prose
@@ -16,7 +18,8 @@ def test_prompts_return_to_the_engine_that_holds_them(stack: Stack) -> None:
     """Six prompts, each asked twice in another order: each goes back to its engine, and the router's
     prediction is exactly vLLM's `cached_tokens`."""
     prompts = [prose(100 + i, 150) for i in range(6)]
-    first = [stack.complete(prompt, max_tokens=1) for prompt in prompts]
+    with ThreadPoolExecutor(max_workers=2) as pool:  # two at a time: one after the other, chance would decide
+        first = list(pool.map(lambda prompt: stack.complete(prompt, max_tokens=1), prompts))
     assert {answer.predicted for answer in first} == {0}
     assert {answer.cached for answer in first} == {0}
     assert len({answer.engine for answer in first}) == 2, "six unrelated prompts use both engines"

@@ -1,5 +1,6 @@
 """Keeping a directory of files within its bounds."""
 
+import fcntl
 import os
 import time
 from collections import Counter
@@ -118,14 +119,19 @@ def test_the_share_kept_free_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_full_store_says_so_and_makes_room(tmp_path: Path) -> None:
-    """Capacity for three entries: the fourth is FULL; the sweep that this wakes makes room by itself."""
+    """Capacity for three entries: while another engine holds the sweep's lock nothing goes, and writes come
+    to find the store FULL; when it lets go, the sweep that they woke makes room by itself."""
     bounds = Bounds(capacity_bytes=3500, low_fraction=0.5, free_fraction=0.0, interval_s=0.05)
     store = FilesStore(FilesConfig(tmp_path / "store", "id", bounds), NAMESPACE)
     store.open()
-    outcomes = [put(store, key(index), VALUE) for index in range(4)]
-    assert outcomes == [Outcome.HIT] * 3 + [Outcome.FULL]
-    deadline_s = time.monotonic() + 10
-    while put(store, key(9), VALUE) is not Outcome.HIT:
+    with (tmp_path / "store" / ".sweep.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcomes = [put(store, key(index), VALUE) for index in range(10)]
+        assert outcomes[0] is Outcome.HIT
+        assert Outcome.FULL in outcomes
+        assert not store.take_evicted()
+    deadline_s = time.monotonic() + 60
+    while put(store, key(11), VALUE) is not Outcome.HIT:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     assert store.take_evicted()

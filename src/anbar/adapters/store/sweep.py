@@ -131,6 +131,8 @@ class Sweeper:
 
         Raises OSError when the root cannot be read.
         """
+        with self._lock:
+            self._written_bytes = 0
         with self._exclusively() as alone:
             seconds: Counter[int] = Counter()
             num_entries = 0
@@ -144,7 +146,8 @@ class Sweeper:
                 freed, num_freed = self._evict(cutoff, need)
                 used, num_entries = used - freed, num_entries - num_freed
         with self._lock:
-            self._used_bytes, self._num_entries, self._written_bytes = used, num_entries, 0
+            # What was written meanwhile may have been seen or not: rather count it twice than exceed the bound.
+            self._used_bytes, self._num_entries = used + self._written_bytes, num_entries
 
     def _need(self, used: int) -> int:
         """Bytes to evict: down to the low mark of whichever bound is nearly reached."""

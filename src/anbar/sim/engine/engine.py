@@ -11,12 +11,12 @@ It has no clock of its own: whoever drives it, on real time or on simulated time
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from anbar.core.errors import ConfigError
 from anbar.core.ids import RequestId
 from anbar.sim.engine.connector import Connector
 from anbar.sim.engine.counters import Counters
-from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.pool import BlockPool
 from anbar.sim.engine.request import EngineRequest
 from anbar.sim.engine.scheduler import Scheduler
@@ -30,6 +30,14 @@ IDLE_STEP_S = 0.001
 
 MAX_IDLE_S = 0.010
 """Longest time without a look at the shared tier: so much later may a lookup be given up."""
+
+
+class Cost(Protocol):
+    """What prices steps: `StepCost`, or one that an engine's driver can change."""
+
+    def seconds(self, step: Step, shape: EngineShape) -> float:
+        """How long `step` takes, all `num_repeats` of it; no step of a stride is shorter than one before."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Engine:
     `pool`, `scheduler` and `connector` are there to be looked at, not to be used.
     """
 
-    def __init__(self, shape: EngineShape, cost: StepCost, tiers: Tiers = NO_TIERS) -> None:
+    def __init__(self, shape: EngineShape, cost: Cost, tiers: Tiers = NO_TIERS) -> None:
         """Raises ConfigError when the longest request would not fit on the device."""
         usable = (shape.num_blocks - 1) * shape.block_size
         if usable < shape.max_model_len:
@@ -164,15 +172,12 @@ class Engine:
 
     def _repeats(self, step: Step, most: int, seconds: float, limit_s: float) -> int:
         """The most repeats, up to `most`, that end within `limit_s`; at least one."""
-        if seconds * most > limit_s:
-            most = max(1, min(most, int(limit_s / seconds))) if limit_s > 0 else 1
-        low, high = 1, most
-        while low < high:
-            middle = (low + high + 1) // 2 if low > 1 else high
-            step.num_repeats = middle
+        if seconds * most > limit_s:  # no step of a stride is shorter than its first
+            most = int(limit_s / seconds) if limit_s > 0 else 1
+        while most > 1:
+            step.num_repeats = most
             if self._cost.seconds(step, self.shape) <= limit_s:
-                low = middle
-            else:
-                high = middle - 1
+                break
+            most -= 1
         step.num_repeats = 1
-        return low
+        return max(1, most)

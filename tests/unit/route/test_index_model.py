@@ -149,7 +149,7 @@ def events_of(step: Step) -> list[BlocksStored | BlocksRemoved | AllCleared]:
     return []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(STEPS, max_size=25))
 def test_any_history_predicts_as_the_naive_model(steps: list[Step]) -> None:
     """Stores, removals, clears and restarts in any order, repeated, orphaned, children first: after each, the

@@ -81,7 +81,7 @@ def _first(point: tuple[int, float]) -> int:
     return point[0]
 
 
-def _check_positive(cost: object, *names: str) -> None:
+def _check_not_negative(cost: object, *names: str) -> None:
     for name in names:
         if getattr(cost, name) < 0:
             raise ValueError(f"{name} is {getattr(cost, name)}, must not be negative")
@@ -101,7 +101,7 @@ class CopyCost:
     s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "latency_s", "s_per_copy", "s_per_byte")
+        _check_not_negative(self, "latency_s", "s_per_copy", "s_per_byte")
 
     def seconds(self, num_bytes: int, num_copies: int = 1) -> float:
         """Seconds to copy `num_bytes` in `num_copies` pieces; 0.0 for nothing."""
@@ -132,25 +132,16 @@ class EngineCost:
     front_s: float = 0.0
     """Per request, outside of steps: HTTP, queues between processes, the first token's way out."""
     front_s_per_token: float = 0.0
-    """Per prompt token, outside of steps: tokenizing."""
+    """Per token of a prompt that comes as text, outside of steps: tokenizing."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "prefill_s_per_token2", "decode_s_per_kv_byte", "front_s", "front_s_per_token")
+        _check_not_negative(
+            self, "prefill_s_per_token2", "decode_s_per_kv_byte", "front_s", "front_s_per_token"
+        )
         if not 0 <= self.copy_delay <= 1:
             raise ValueError(f"copy_delay is {self.copy_delay}, must be between 0 and 1")
 
-    def front_seconds(self, num_prompt_tokens: int) -> float:
-        """What is added to the time to first token outside of the engine's steps."""
-        return self.front_s + self.front_s_per_token * num_prompt_tokens
-
-    def prefill(self) -> PrefillCost:
-        """The cost of prompts as a router weighs it: the curve's tail continued to no tokens."""
-        overhead_s = 0.0
-        if self.tokens.points:
-            num_tokens, seconds = self.tokens.points[-1]
-            overhead_s = max(0.0, seconds - self.tokens.s_per_token * num_tokens)
-        return PrefillCost(
-            self.tokens.s_per_token + self.front_s_per_token,
-            self.prefill_s_per_token2,
-            self.front_s + overhead_s,
-        )
+    def front_seconds(self, num_text_tokens: int) -> float:
+        """What is added to the time to first token outside of the engine's steps. `num_text_tokens`: of a
+        prompt that came as text; 0 for one of token ids, which nobody has to tokenize."""
+        return self.front_s + self.front_s_per_token * num_text_tokens

@@ -5,6 +5,7 @@ file, key, value and what is allowed: a misspelt coefficient would be a silently
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -14,6 +15,8 @@ from anbar.core.errors import ConfigError
 
 FORMAT = "anbar-cost-1"
 """Changes when an older reader would misunderstand a newer file."""
+_MOST_WHOLE = 2**53
+"""Whole numbers beyond it are no counts of anything, and JSON's readers do not agree on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,13 @@ def render(content: CostFile) -> str:
 
 def parse(text: str, origin: str) -> CostFile:
     """The content of `text`, which came from `origin` (a path, for messages). Raises ConfigError."""
+    try:
+        return _parse(text, origin)
+    except RecursionError as error:
+        raise ConfigError(f"{origin}: nested too deeply; allowed: a file by `anbar calibrate`") from error
+
+
+def _parse(text: str, origin: str) -> CostFile:
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -157,13 +167,20 @@ def _copy(table: "_Table") -> CopyCost:
 
 def _number(value: object) -> float:
     """A finite number; ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise ValueError from error
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    """A whole number of at most _MOST_WHOLE; ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value > _MOST_WHOLE:
         raise ValueError
     return value
 
@@ -208,7 +225,7 @@ class _Table:
         except ValueError:
             number = least - 1
         if number < least:
-            raise self.wrong(key, f"allowed: whole numbers from {least}")
+            raise self.wrong(key, f"allowed: whole numbers from {least} to 2^53")
         return number
 
     def number(self, key: str, most: float = float("inf")) -> float:

@@ -96,16 +96,11 @@ def test_bandwidth_by_size_of_copies(published: dict[int, float]) -> None:
         assert cost.seconds(num_bytes, 1000) == pytest.approx(num_bytes / (gigabytes_per_s * 1e9), rel=0.11)
 
 
-def test_router_prior() -> None:
-    """What an engine's steps cost, as the line that a router weighs: right for prompts of any length in one
-    step beyond the curve's last bend."""
-    engine = EngineCost(
-        TokenCurve(((1, 0.02), (16, 0.04), (116, 0.24))), 1e-6, front_s=0.01, front_s_per_token=1e-4
-    )
-    line = engine.prefill()
-    for tokens in (16, 500, 3000):
-        exact = engine.tokens.seconds(tokens) + 1e-6 * tokens**2 + engine.front_seconds(tokens)
-        assert math.isclose(line.seconds(tokens), exact)
+def test_front_end() -> None:
+    """Every request pays for its way in and out; only text is tokenized."""
+    cost = EngineCost(front_s=0.01, front_s_per_token=1e-4)
+    assert cost.front_seconds(0) == 0.01
+    assert math.isclose(cost.front_seconds(500), 0.06)
 
 
 def test_negative_costs_are_refused() -> None:

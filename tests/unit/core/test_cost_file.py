@@ -70,6 +70,10 @@ def _changed(path: tuple[str | int, ...], value: object) -> str:
         (("engine", "kv_bytes_per_token"), 1.5, "engine.kv_bytes_per_token is 1.5; allowed: whole"),
         (("engine", "model"), None, "engine.model is null; allowed: text"),
         (("cost", "front_s"), -1, "cost.front_s is -1; allowed: numbers from 0"),
+        (("cost", "front_s"), 10**400, "cost.front_s is 1000000000"),
+        (("engine", "block_size"), 10**400, "engine.block_size is 1000000000"),
+        (("cost", "tokens"), [[1, 0.1], [2, 10**400]], "cost.tokens is [[1, 0.1], [2, 1000"),
+        (("cost", "tokens"), [[1, 0.1], [10**400, 0.2]], "cost.tokens is [[1, 0.1], [1000"),
         (("cost", "front_s"), True, "cost.front_s is true; allowed: numbers from 0"),
         (("cost", "copy_delay"), 2, "cost.copy_delay is 2; allowed: numbers from 0 to 1"),
         (("cost", "load"), 3, "cost.load is 3; allowed: an object"),
@@ -90,6 +94,15 @@ def test_wrong_values(path: tuple[str | int, ...], value: object, message: str) 
         parse(_changed(path, value), "f.json")
     assert str(caught.value).startswith("f.json: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", [100_000, 900])
+@pytest.mark.parametrize("key", ["format", "engine", "cost"])
+def test_nested_without_end(key: str, depth: int) -> None:
+    """Lists in lists, more of them than can be read, or read but not shown: refused like any other value."""
+    text = _changed((key,), "here").replace('"here"', "[" * depth + "]" * depth, 1)
+    with pytest.raises(ConfigError, match=r"^f\.json: .* allowed: "):
+        parse(text, "f.json")
 
 
 def test_missing_key() -> None:

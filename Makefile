@@ -69,7 +69,7 @@ model: install ## unpack the small model
 
 # .anbar/run stays: by what is noted there, the next `anbar up` removes the remains of a killed stack.
 clean: ## remove caches and what runs left; environments and the model stay
-	@if $(VENV)/anbar status --set state_dir=.anbar >/dev/null 2>&1; then echo "a stack runs here; first: $(VENV)/anbar down"; exit 1; fi
+	@if $(VENV)/anbar status --set state_dir=.anbar >/dev/null 2>&1; then echo "a stack runs here; first: $(VENV)/anbar down --set state_dir=.anbar"; exit 1; fi
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf .anbar/logs .anbar/store

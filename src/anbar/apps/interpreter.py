@@ -6,6 +6,7 @@ else's environment and may be broken in ways that must not break ours.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -68,7 +69,9 @@ def choose(environ: Mapping[str, str]) -> tuple[Path, str]:
     """The engine interpreter's path, and why this one."""
     named = environ.get(PYTHON_VARIABLE)
     if named:
-        return Path(named).expanduser(), f"environment {PYTHON_VARIABLE}"
+        # A bare name is looked for as a shell does; links stay, since a virtual environment's python is one.
+        found = None if "/" in named else shutil.which(named, path=environ.get("PATH"))
+        return Path(found or named).expanduser().absolute(), f"environment {PYTHON_VARIABLE}"
     root = checkout()
     beside = root / ".venv-engine" / "bin" / "python" if root is not None else None
     if beside is not None and beside.exists():

@@ -17,6 +17,18 @@ def test_environment_wins() -> None:
     )
 
 
+def test_relative_and_bare_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path is taken from the working directory, a bare name from PATH; a link is not followed, since a
+    virtual environment's python is one."""
+    python = fake_python(tmp_path)
+    (tmp_path / "link").symlink_to(python)
+    monkeypatch.chdir(tmp_path)
+    relative, _ = choose({"ANBAR_ENGINE_PYTHON": "./link"})
+    bare, _ = choose({"ANBAR_ENGINE_PYTHON": "link", "PATH": str(tmp_path)})
+    assert relative == bare == tmp_path / "link"
+    assert inspect(relative, "test").vllm == "0.32.0"
+
+
 def test_good_interpreter(tmp_path: Path) -> None:
     """A CPU build of the right version with anbar in it."""
     found = inspect(fake_python(tmp_path), "test")

@@ -46,7 +46,7 @@ def locate_models(
 def tokenizer_of(model: str, environ: Mapping[str, str]) -> Path | None:
     """The directory of a model whose tokenizer is on this machine; None: an emulator uses its own."""
     place = models_dir(environ) / model if model == DEFAULT_MODEL else Path(model)
-    return place.resolve() if place.is_absolute() and (place / "tokenizer.json").is_file() else None
+    return place.resolve() if (place / "tokenizer.json").is_file() else None
 
 
 def no_tokenizer(model: str) -> str:

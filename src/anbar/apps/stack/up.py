@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from anbar.adapters.process.cleanup import clean_stale, make_scratch_dir, remove_scratch_dir
-from anbar.adapters.process.proc import is_alive
+from anbar.adapters.process.proc import is_alive, send_signal
 from anbar.adapters.process.state import (
     STATE_FILE,
     StackState,
@@ -30,6 +30,9 @@ from anbar.apps.stack.reporter import Reporter
 from anbar.apps.stack.stack import Stack
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
+
+_MODELS_S = 30.0
+"""For what the router serves: it has just said that it is ready, but the machine may be busy."""
 
 Announce = Callable[[StackPlan, float], None]
 """Called once when all is ready: what runs, and the seconds it took."""
@@ -74,7 +77,8 @@ def _prepare_state_dir(state_dir: Path) -> StateLock:
         holder = lock.holder()
         who = f"process {holder}" if holder is not None else "another process"
         raise StackError(
-            f"a stack already runs on {state_dir} ({who}); stop it with `anbar down`, "
+            f"a stack already runs on {state_dir} ({who}); stop it with "
+            f"`anbar down --set state_dir={state_dir}`, "
             "or use another state_dir for a second one"
         )
     return lock
@@ -156,7 +160,7 @@ async def _run(stack: Stack, plan: StackPlan, reporter: Reporter, announce: Anno
 async def _live(stack: Stack, plan: StackPlan, announce: Announce) -> None:
     seconds = await stack.start()
     if not plan.models:  # attached engines only: their router knows by now what they serve
-        models = await ask(plan.router.url, "/v1/models")
+        models = await ask(plan.router.url, "/v1/models", _MODELS_S)
         cards = models.get("data") if isinstance(models, dict) else None
         names = [str(card["id"]) for card in cards or () if isinstance(card, dict) and "id" in card]
         plan = replace(plan, models=tuple(names))
@@ -170,7 +174,7 @@ def down(state_dir: Path, wait: Callable[[], bool]) -> bool:
     state = running(state_dir)
     if state is None:
         return False
-    os.kill(state.launcher.pid, signal.SIGTERM)
+    send_signal(state.launcher, signal.SIGTERM)
     while is_alive(state.launcher):
         if not wait():
             raise StackError(f"the stack (process {state.launcher.pid}) is still stopping")

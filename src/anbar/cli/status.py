@@ -62,5 +62,5 @@ def _ending_text(state_dir: Path) -> str | None:
     if found is None:
         return None
     state, parts = found
-    names = ", ".join(f"{part.name} ({part.pid})" for part in parts)
+    names = ", ".join(f"{part.name} ({part.pid or part.guard.pid})" for part in parts)
     return f"the launcher (process {state.launcher.pid}) was killed; its processes are ending: {names}"

@@ -18,7 +18,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     for run in made.runs:
         run.process.terminate()
         try:
-            run.process.wait(20)
+            run.process.wait(60)
         except subprocess.TimeoutExpired:
             run.process.kill()
             run.process.wait()

@@ -17,6 +17,9 @@ from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Any
 
+LIFE_S = 600.0
+"""Longer than any test: none may pass since a child ended by itself."""
+
 
 class Pages(BaseHTTPRequestHandler):
     def __init__(self, model: str, *args: Any) -> None:
@@ -67,7 +70,7 @@ def main() -> None:
             if options.own_session:
                 os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            time.sleep(60)
+            time.sleep(LIFE_S)
             os._exit(0)
     if options.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -91,7 +94,7 @@ def main() -> None:
     if options.port is not None:
         pages = partial(Pages, options.served_model_name)
         ThreadingHTTPServer(("127.0.0.1", options.port), pages).serve_forever()
-    time.sleep(60)
+    time.sleep(LIFE_S)
 
 
 if __name__ == "__main__":

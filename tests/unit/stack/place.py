@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from anbar.adapters.process import proc
 from tests.ports import free_ports
 from tests.unit.stack.processes import fake_python, tiny_model
 
-START_S = 30.0
+START_S = 120.0
 
 
 class Run:
@@ -99,8 +100,37 @@ class Place:
         self.scratch_dirs.add(Path(found["scratch_dir"]))
         return found
 
-    def part(self, name: str) -> dict[str, Any]:
-        return next(part for part in self.state()["parts"] if part["name"] == name)
+    def part(self, name: str) -> dict[str, Any] | None:
+        """What the state file says of a part; None while it says nothing."""
+        if not (self.state_dir / "state.json").exists():
+            return None
+        return next((part for part in self.state()["parts"] if part["name"] == name), None)
+
+    def pid(self, name: str) -> int:
+        """The leader of a part's process group: only what is surely one may be killed as a group."""
+        part = self.part(name)
+        assert part is not None
+        pid = part["pid"]
+        assert isinstance(pid, int), part
+        assert pid > 1, part
+        return pid
+
+    def post(self, run: Run, path: str, body: bytes) -> dict[str, Any]:
+        """The stack's answer with status 200: a loaded machine's router may take its engines for ill."""
+        url = f"http://127.0.0.1:{self.base}{path}"
+        answers: list[dict[str, Any]] = []
+
+        def is_answered() -> bool:
+            request = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    answers.append(json.load(answer))
+            except OSError:
+                return False
+            return True
+
+        run.until(is_answered)
+        return answers[0]
 
     def processes(self) -> list[int]:
         """What runs with something of this directory in its command line, launchers aside."""

@@ -23,7 +23,7 @@ os.execv("{python}", ["{python}", "{child}", *names, *habits])
 """
 
 
-async def eventually(check: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def eventually(check: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait for `check`; AssertionError when it stays false."""
     deadline = time.monotonic() + limit_s
     while not check():

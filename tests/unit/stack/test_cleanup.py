@@ -26,7 +26,15 @@ from tests.unit.stack.processes import CHILD, below, eventually
 
 
 def part(record: Path, guard: ProcessId, **values: object) -> PartState:
-    fields = {"name": "a-0", "kind": "engine", "pid": 0, "port": 1, "log": "x", "url": "http://x:1", **values}
+    fields = {
+        "name": "a-0",
+        "kind": "engine",
+        "pid": None,
+        "port": 1,
+        "log": "x",
+        "url": "http://x:1",
+        **values,
+    }
     return PartState(record=str(record), guard=guard, **fields)  # type: ignore[arg-type]
 
 
@@ -37,7 +45,7 @@ def state_of(*parts: PartState, boot: str | None = None, scratch_dir: str = "/no
 @pytest.fixture
 def bystander() -> Iterator[ProcessId]:
     """A process that has nothing to do with us."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     entry = entry_of(process.pid)
     assert entry is not None
     yield entry.id
@@ -53,7 +61,7 @@ async def test_killed_guard_with_stubborn_engine(tmp_path: Path) -> None:
     guarded = GuardedProcess(ChildSpec("a-0", argv, dict(os.environ), log, record))
     await guarded.start()
     await eventually(lambda: "started" in log.read_text())
-    await eventually(lambda: "psm_" in record.read_text())
+    await eventually(lambda: record.exists() and "psm_" in record.read_text())
     processes = below(guarded.guard.pid)
     os.kill(guarded.guard.pid, signal.SIGKILL)
     await guarded.wait()
@@ -136,9 +144,10 @@ def test_state_file_round_trip(tmp_path: Path) -> None:
     """What is written is read; a missing file is no state; rubbish is refused, not deleted."""
     path = tmp_path / "state.json"
     assert read_state(path) is None
-    state = state_of(part(tmp_path / "r", self_id(), shm=("vllm_offload_x.mmap",)))
-    write_state(path, state)
-    assert read_state(path) == state
+    for pid in (self_id().pid, None):
+        state = state_of(part(tmp_path / "r", self_id(), pid=pid, shm=("vllm_offload_x.mmap",)))
+        write_state(path, state)
+        assert read_state(path) == state
     path.write_text('{"version": 99}')
     with pytest.raises(StackError, match="not a state file of this version"):
         read_state(path)
@@ -149,7 +158,7 @@ def test_lock_is_exclusive_and_ends_with_its_holder(tmp_path: Path) -> None:
     """Two launchers on one state directory: the second sees the first's pid; kill -9 frees the lock."""
     code = (
         "import sys, time; from pathlib import Path; from anbar.adapters.process.state import StateLock\n"
-        "print(StateLock(Path(sys.argv[1])).acquire() and 'held', flush=True); time.sleep(60)"
+        "print(StateLock(Path(sys.argv[1])).acquire() and 'held', flush=True); time.sleep(600)"
     )
     code = code.replace(
         "StateLock(Path(sys.argv[1])).acquire()", "(l := StateLock(Path(sys.argv[1]))).acquire()"

@@ -31,7 +31,7 @@ class Environment:
         self.wanted.write_text("\n".join(lines) + "\n")
         self.log.write_text("")
         command = [sys.executable, str(SCRIPT), str(self.venv), str(self.wanted)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def asked(self) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if "pip install" in line]

@@ -22,6 +22,8 @@ from anbar.adapters.process.state import STATE_FILE, PartState, StackState, curr
 GRACE_S = 15.0
 """What guards need to end their engines after their launcher died: their grace and what the rest gets."""
 
+_KILL_LIMIT_S = 10.0
+"""What a process gets to be gone after SIGKILL: a loaded machine may be slow to let it go."""
 _POLL_S = 0.1
 _SCRATCH_PREFIX = "anbar-up-"
 _MAX_ROOT_BYTES = 28
@@ -118,19 +120,19 @@ def _end(state: StackState, members: dict[str, set[ProcessId]], grace_s: float) 
         if proc.is_alive(part.guard):
             continue  # it has seen its launcher's end
         for member in _remains(part, members[part.name]):
-            _kill(member, signal.SIGTERM)
+            proc.send_signal(member, signal.SIGTERM)
     if _until_empty(left, grace_s):
         return
     for part in state.parts:
         if proc.is_alive(part.guard):
-            _kill(part.guard, signal.SIGUSR1)
+            proc.send_signal(part.guard, signal.SIGUSR1)
     if _until_empty(left, 3.0):
         return
     last = left()
     for member in last:
-        _kill(member, signal.SIGKILL)
+        proc.send_signal(member, signal.SIGKILL)
     # Some are known by a parent only, which may be gone before them.
-    _until_empty(lambda: [member for member in last if proc.is_alive(member)], 3.0)
+    _until_empty(lambda: [member for member in last if proc.is_alive(member)], _KILL_LIMIT_S)
 
 
 def _until_empty(left: Callable[[], list[ProcessId]], limit_s: float) -> bool:
@@ -140,14 +142,3 @@ def _until_empty(left: Callable[[], list[ProcessId]], limit_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-def _kill(process: ProcessId, number: int) -> None:
-    """Send a signal to this very process: a pid handle opened before the check cannot move to another."""
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(process.pid)
-        try:
-            if proc.is_alive(process):
-                signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)

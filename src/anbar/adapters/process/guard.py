@@ -1,10 +1,11 @@
 """Runs one command and sees to it that nothing of it is left when the launcher or the command ends.
 
-    python guard.py --record FILE --grace-s SECONDS -- COMMAND…
+    python guard.py --record FILE --grace-s SECONDS --tell FD -- COMMAND…
 
 - Its standard input is a pipe from the launcher. End of file means that the launcher is gone, whatever ended
   it. Then, and on SIGTERM, the command gets SIGTERM; after the grace, or at once on SIGUSR1, everything
   below the guard gets SIGKILL.
+- It writes the command's pid to the descriptor FD and closes it; when it cannot start it, it only closes it.
 - It is a subreaper: processes that lose their parent become its children, so none escapes.
 - It notes in FILE who the processes are and which shared memory they mapped, and removes what a killed one
   left there. If the guard itself is killed, the command gets SIGTERM, and the next launcher reads FILE.
@@ -61,9 +62,12 @@ class Guard:
         self._give_up_at: float | None = None
         self._scan_pause = _FIRST_SCAN_S
 
-    def run(self, wake: int) -> int:
-        """Returns the exit status; `wake` is readable after a signal."""
+    def run(self, wake: int, tell: int) -> int:
+        """Returns the exit status; `wake` is readable after a signal, `tell` is told the command's pid."""
         self._main = _start(self._command)
+        with contextlib.suppress(OSError):  # the launcher is gone: it is noticed below
+            os.write(tell, str(self._main).encode())
+        os.close(tell)
         try:
             ended = self._watch(wake)
         finally:
@@ -114,6 +118,7 @@ class Guard:
             return
         _say(f"stopping: {reason}")
         self._kill_at = limit
+        self._scan()  # what was made since the last one would stay behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._main, signal.SIGTERM)
 
@@ -132,6 +137,7 @@ class Guard:
                 self._end_rest()
 
     def _end_rest(self) -> None:
+        self._scan()
         rest = proc.descendants(os.getpid(), proc.all_entries())
         for entry in rest:
             with contextlib.suppress(ProcessLookupError):
@@ -191,6 +197,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="run a command that cannot outlive its launcher")
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--grace-s", type=float, required=True)
+    parser.add_argument("--tell", type=int, required=True)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     read, write = os.pipe()
@@ -207,7 +214,7 @@ def main() -> int:
     ):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
     try:
-        return Guard(options.command, options.record, options.grace_s).run(read)
+        return Guard(options.command, options.record, options.grace_s).run(read, options.tell)
     except OSError as error:
         if error.filename != options.command[0]:
             raise

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from anbar.adapters.process.proc import ProcessId, entry_of
 from anbar.core.errors import StackError
 
 _GUARD = Path(anbar.adapters.process.__file__).with_name("guard.py")
-_FIRST_NOTE_S = 5.0
 _GUARD_MARGIN_S = 20.0
 """What a guard may need beyond the grace: see its limits for the rest and for SIGKILL."""
 
@@ -41,8 +38,8 @@ class GuardedProcess:
         self.spec = spec
         self._process: asyncio.subprocess.Process | None = None
         self._id: ProcessId | None = None
-        self.pid = 0
-        """Leader of the command's process group; 0 before `start` and when it ended at once."""
+        self.pid: int | None = None
+        """Leader of the command's process group; None before `start`, and when it could not be started."""
 
     @property
     def was_started(self) -> bool:
@@ -57,41 +54,43 @@ class GuardedProcess:
         return self._id
 
     async def start(self) -> None:
-        """Start the guard and, through it, the command. Raises StackError if that is impossible."""
-        try:
-            self._process = await self._start_guard()
-        except OSError as error:
-            raise StackError(f"{self.spec.name} could not be started: {error}") from error
-        entry = entry_of(self._process.pid)
-        self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
-        await self._learn_pid()
+        """Start the guard and, through it, the command: returns when the command runs, or could not be run.
 
-    async def _start_guard(self) -> asyncio.subprocess.Process:
+        Raises StackError if there can be no guard. May be cancelled; then `stop` ends what was started.
+        """
+        with contextlib.ExitStack() as open_ends:
+            try:
+                told, tell = os.pipe()
+                open_ends.callback(os.close, told)
+                try:
+                    self._process = await self._start_guard(tell)
+                finally:
+                    os.close(tell)
+            except OSError as error:
+                raise StackError(f"{self.spec.name} could not be started: {error}") from error
+            entry = entry_of(self._process.pid)
+            self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
+            text = await _first_of(told)
+            self.pid = int(text) if text else None
+
+    async def _start_guard(self, tell: int) -> asyncio.subprocess.Process:
         spec = self.spec
         for file in (spec.log, spec.record):
             file.parent.mkdir(parents=True, exist_ok=True)
         spec.record.unlink(missing_ok=True)
         if spec.log.exists():
             spec.log.replace(spec.log.with_name(spec.log.name + ".1"))
-        options = ["--record", str(spec.record), "--grace-s", str(spec.grace_s), "--", *spec.argv]
+        options = ["--record", str(spec.record), "--grace-s", str(spec.grace_s), "--tell", str(tell)]
         with spec.log.open("wb") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_GUARD), *options),
+                *(sys.executable, "-I", "-S", str(_GUARD), *options, "--", *spec.argv),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=dict(spec.env),
                 start_new_session=True,
+                pass_fds=(tell,),
             )
-
-    async def _learn_pid(self) -> None:
-        """The guard's first note is its first act after starting the command."""
-        deadline = time.monotonic() + _FIRST_NOTE_S
-        while self.is_running and time.monotonic() < deadline:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                self.pid = int(json.loads(self.spec.record.read_text())["main"])
-                return
-            await asyncio.sleep(0.01)
 
     @property
     def is_running(self) -> bool:
@@ -124,12 +123,23 @@ class GuardedProcess:
         try:
             await asyncio.wait_for(self._process.wait(), self.spec.grace_s + _GUARD_MARGIN_S)
         except TimeoutError:
-            os.kill(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             await self._process.wait()
 
     def log_tail(self, num_lines: int = 12) -> str:
         """The last lines of the log, for an error message."""
         return tail(self.spec.log, num_lines)
+
+
+async def _first_of(fd: int) -> bytes:
+    """What is first written into a pipe; b"" when its last writer ends without a word."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(fd)
+    return os.read(fd, 64)
 
 
 def tail(path: Path, num_lines: int) -> str:

@@ -4,8 +4,10 @@ A process is named by its pid *and* its start time, so that a pid that the kerne
 never taken for ours.
 """
 
+import contextlib
 import os
 import re
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +56,18 @@ def is_alive(process: ProcessId) -> bool:
     """Whether this very process still runs (a zombie does not)."""
     entry = entry_of(process.pid)
     return entry is not None and entry.id == process and not entry.zombie
+
+
+def send_signal(process: ProcessId, number: int) -> None:
+    """Send a signal to this very process: a pid handle opened before the check cannot move to another. Does
+    nothing when it has ended."""
+    with contextlib.suppress(OSError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if is_alive(process):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
 
 
 def descendants(pid: int, entries: Iterable[ProcessEntry]) -> list[ProcessEntry]:

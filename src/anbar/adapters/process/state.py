@@ -18,13 +18,13 @@ _VERSION = 1
 @dataclass(frozen=True, slots=True)
 class PartState:
     """One child of the launcher. `kind` is "engine", "emulated" or "router"; `pid` leads the command's
-    process group, 0 when it ended at once. `record` is the guard's own note of processes and shared memory;
-    `shm` are the names in /dev/shm that the part has by agreement. `ready`: it has served since it was
-    started."""
+    process group, None when it could not be started. `record` is the guard's own note of processes and shared
+    memory; `shm` are the names in /dev/shm that the part has by agreement. `ready`: it has served since it
+    was started."""
 
     name: str
     kind: str
-    pid: int
+    pid: int | None
     port: int
     guard: ProcessId
     record: str

@@ -146,7 +146,7 @@ class Sweeper:
                 freed, num_freed = self._evict(cutoff, need)
                 used, num_entries = used - freed, num_entries - num_freed
         with self._lock:
-            # What was written meanwhile may have been seen or not: rather count it twice than exceed the bound.
+            # What was written meanwhile may have been seen or not: rather count it twice than exceed it.
             self._used_bytes, self._num_entries = used + self._written_bytes, num_entries
 
     def _need(self, used: int) -> int:

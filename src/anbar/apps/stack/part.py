@@ -71,13 +71,15 @@ class Part:
         """Start and wait until it serves. Raises StackError with the end of its log when it does not."""
         begin = time.monotonic()
         before, process = self._process, GuardedProcess(self.spec.child)
-        self._process = process  # known to `stop` from now on
+        self._process, self._ready = process, False  # known to `stop` from now on
         try:
-            await process.start()
+            async with asyncio.timeout(self.spec.ready_timeout_s):
+                await process.start()
         except StackError:
             self._process = before  # there is nothing to stop
             raise
-        self._ready = False
+        except TimeoutError:  # its program is on a disk that hangs, say
+            raise await self._too_late(process, begin) from None
         self._on_change()
         await self._until_ready(process, begin)
         self._ready = True
@@ -94,12 +96,16 @@ class Part:
                 return
             elapsed = time.monotonic() - begin
             if elapsed > self.spec.ready_timeout_s:
-                await process.stop()
-                raise StackError(self._failure(process, f"was not ready after {elapsed:.0f} s"))
+                raise await self._too_late(process, begin)
             if elapsed - reported >= _REPORT_S:
                 reported = elapsed
                 self._reporter.phase(self.name, progress.phase(), elapsed)
             await asyncio.sleep(_POLL_S)
+
+    async def _too_late(self, process: GuardedProcess, begin: float) -> StackError:
+        elapsed = time.monotonic() - begin
+        await process.stop()
+        return StackError(self._failure(process, f"was not ready after {elapsed:.0f} s"))
 
     def _failure(self, process: GuardedProcess, what: str) -> str:
         log, end = self.spec.child.log, process.log_tail()

@@ -30,7 +30,7 @@ async def status_of(state: StackState) -> list[PartStatus]:
     known = await _router_engines(state.endpoint)
     states = await asyncio.gather(*(_state(part, known) for part in state.parts))
     parts = [
-        PartStatus(part.name, part.kind, part.pid or None, part.port, part.url, word, part.log)
+        PartStatus(part.name, part.kind, part.pid, part.port, part.url, word, part.log)
         for part, word in zip(state.parts, states, strict=True)
     ]
     launched = {part.name for part in state.parts}

@@ -1,7 +1,6 @@
 """`anbar up`: clean, check, prepare, start, run, stop."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -18,7 +18,7 @@ from anbar.apps.calibrate.given import parse_given
 from anbar.apps.calibrate.live import calibrate_url, read_key
 from anbar.apps.calibrate.run import Calibration
 
-_PLAIN_INTERVAL_S = 15.0
+_DEFAULT_NAME = "MODEL-DEVICE.cost.json"
 _UNFIT_FOR_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -30,7 +30,7 @@ def calibrate(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="File to write. Default: MODEL-DEVICE.cost.json here.")
+        Path | None, typer.Option("--out", help=f"File to write. Default: {_DEFAULT_NAME} here.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute, and less exact.")] = False,
     api_key_env: Annotated[
@@ -44,13 +44,12 @@ def calibrate(
         ),
     ] = None,
 ) -> None:
-    """Measure what an engine's steps cost, and write its cost file for emulator and planner.
+    """Measure what an engine's steps cost, and write its cost file, for the emulator.
 
     Takes three to four minutes, --quick under one, of an engine that serves nobody else and fills its cache
     with random prompts. Nothing is written unless all of it worked.
     """
-    if out is not None:
-        check_writable(out)
+    check_writable(out or Path(_DEFAULT_NAME))
     settings, key = parse_given(given or ()), read_key(api_key_env, os.environ)
     console = Console()
     with _Shown(console) as shown:

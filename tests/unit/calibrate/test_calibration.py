@@ -36,7 +36,6 @@ def _session(engine: VirtualEngine, seen: list[str] | None = None) -> Session:
         Prompts(range(1000, 1100), random.Random(7)),
         engine.clock,
         lambda stage, share: stages.append(f"{share:.2f} {stage}"),
-        "cpu",
         lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     )
 
@@ -134,7 +133,7 @@ TIERS = Tiers(HostShape(num_chunks=4000))
 @pytest.mark.parametrize("can_clear", [True, False])
 async def test_host_memory(can_clear: bool) -> None:
     """Prompts leave the device, by request or displaced by others, and come back: bandwidth both ways and the
-    size of a token's KV are found."""
+    size of a token's KV are found, and none of it is in the cost of computing."""
     engine = VirtualEngine(replace(SHAPE, num_blocks=300), HOST_COST, TIERS)
     engine.can_clear = can_clear
     facts = replace(FACTS, has_offload=True, num_blocks=300)
@@ -144,11 +143,43 @@ async def test_host_memory(can_clear: bool) -> None:
     assert result.notes == ()
     assert result.content.engine.kv_bytes_per_token == 1000
     cost = result.content.cost
+    for tokens in (1, 16, 300):
+        assert cost.tokens.seconds(tokens) == pytest.approx(HOST_COST.tokens.seconds(tokens), rel=0.01)
+    assert cost.prefill_s_per_token2 == pytest.approx(2e-7, rel=0.05)
     assert cost.load.s_per_byte == pytest.approx(2e-7)
     assert cost.store.s_per_byte == pytest.approx(3e-7)
-    assert cost.load.latency_s < 0.1
+    assert cost.load.latency_s < 0.005
     assert result.content.measured.residuals[-1].what == "prefixes from host memory"
-    assert result.content.measured.residuals[-1].median_error < 0.1
+    assert result.content.measured.residuals[-1].median_error < 0.01
+
+
+async def test_prompts_that_are_half_in_host_memory() -> None:
+    """A tier too small for all of them gives back parts of some: the size of a token's KV is that of all that
+    was loaded, by all that it was."""
+    tiers = Tiers(HostShape(num_chunks=50))
+    engine = VirtualEngine(replace(SHAPE, num_blocks=300), HOST_COST, tiers)
+    facts, plan = replace(FACTS, has_offload=True, num_blocks=300), replace(QUICK, seconds=150.0)
+    result = await calibrate(engine, facts, Given(device="cpu", dtype="float32"), plan, _session(engine))
+    assert engine.engine.counters.num_prompt_external_hit % 256 != 0  # of prompts of 256 tokens and more
+    assert result.content.engine.kv_bytes_per_token == 1000
+
+
+async def test_a_device_of_unknown_size() -> None:
+    """An engine that does not say how many blocks it has cannot be displaced: the note says just that."""
+    engine = VirtualEngine(SHAPE, HOST_COST, TIERS)
+    engine.can_clear = False
+    facts = replace(FACTS, has_offload=True, num_blocks=0)
+    result = await calibrate(engine, facts, GIVEN, QUICK, _session(engine))
+    assert "the device holds an unknown number of tokens" in result.notes[0]
+
+
+async def test_prompts_below_a_block_have_no_cached_prefix() -> None:
+    """An engine so slow, or blocks so large, that no measured prompt fills one: nothing is said to be cached
+    that is not."""
+    engine = VirtualEngine(replace(SHAPE, block_size=4096), COST)
+    result = await calibrate(engine, replace(FACTS, block_size=4096), GIVEN, QUICK, _session(engine))
+    kinds = [residual.what for residual in result.content.measured.residuals]
+    assert kinds == ["prompts, nothing cached", "decodes", "a prompt beside decodes"]
 
 
 async def test_host_memory_without_time() -> None:

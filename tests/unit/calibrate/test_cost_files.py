@@ -45,8 +45,10 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_whether_it_could_be_written(tmp_path: Path) -> None:
-    """Asked beforehand: a place that is fine stays as it is, others are refused in the same words."""
+    """Asked beforehand: a place that is fine stays as it is, without directories that it would need; others
+    are refused in the same words."""
     check_writable(tmp_path / "m.json")
+    check_writable(tmp_path / "costs" / "cpu" / "m.json")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "m.json"):

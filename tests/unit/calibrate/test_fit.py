@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.apps.calibrate.campaign import decode_window, mixed_gap
-from anbar.apps.calibrate.fit import choose_knots, fit, residuals, undisturbed
-from anbar.apps.calibrate.nnls import Array, nnls
+from anbar.apps.calibrate.fit import Array, choose_knots, fit, nnls, residuals, undisturbed
 from anbar.apps.calibrate.target import Timeline
 from anbar.apps.calibrate.work import Kind, Sample, Work, decode_work, mixed_work, prompt_work
 from anbar.core.cost import EngineCost, TokenCurve
@@ -69,6 +68,7 @@ def _true_seconds(*pieces: tuple[int, int], repeats: int = 1) -> float:
         (prompt_work(100, 64, 1000), _true_seconds((64, 36)) + 0.004),
         (prompt_work(250, 0, 100), sum(_true_seconds(p) for p in ((0, 100), (100, 100), (200, 50))) + 0.004),
         (prompt_work(100, 99, 1000), _true_seconds((99, 1)) + 0.004),
+        (prompt_work(96, 96, 1000), _true_seconds((95, 1)) + 0.004),
         (decode_work([50, 80], 1), _true_seconds((49, 1), (79, 1))),
         (decode_work([50, 80], 7), _true_seconds((49, 1), (79, 1), repeats=7)),
         (mixed_work([50, 80], 64), _true_seconds((49, 1), (79, 1), (0, 64))),
@@ -122,15 +122,23 @@ def test_noise_averages_out() -> None:
 
 
 def test_residuals() -> None:
-    """Errors are shares of what was measured, by kind; the spread is that of equal cases."""
+    """Errors are shares of what was measured, by kind; the spread is that of equal cases, those included that
+    were too disturbed to be fitted."""
     samples = _samples()
     first = samples[0]
     samples[0] = Sample(first.kind, first.case, first.round, first.work, first.seconds * 1.25)
-    prompts, _, decodes = residuals(samples, fit(_samples()))
+    slow = [
+        Sample(one.kind, one.case, 3, one.work, 3 * one.seconds)
+        for one in samples
+        if one.kind is Kind.DECODE and one.round == 0
+    ]
+    prompts, _, decodes = residuals(samples, fit(_samples()), samples + slow)
     assert (prompts.what, prompts.count) == ("prompts, nothing cached", 24)
     assert prompts.worst_error == pytest.approx(0.2)
     assert prompts.median_error == pytest.approx(0.0, abs=1e-9)
+    assert prompts.spread == pytest.approx(0.0, abs=1e-9)
     assert decodes.worst_error == pytest.approx(0.0, abs=1e-9)
+    assert decodes.spread == pytest.approx(2.0)
 
 
 def test_knots() -> None:
@@ -152,10 +160,14 @@ def test_the_window_in_which_all_decode() -> None:
 
 
 def test_the_step_with_a_prompt_in_it() -> None:
-    """The gap before the token that came with the prompt's first; not if a decode began or ended there."""
-    decodes = [_timeline(10, 1.0, 2.0, 7.01, 8.0), _timeline(20, 1.1, 2.1, 7.0, 8.0)]
-    contexts, seconds = mixed_gap(decodes, _timeline(64, 7.005)) or ([], 0.0)
-    assert contexts == [12, 22]
-    assert seconds == pytest.approx(4.9)
+    """The gap before the token that came with the prompt's first, the middle one of the decodes'; not if a
+    decode began or ended there, nor if the tokens of two steps were read together."""
+    decodes = [_timeline(10, 1.0, 2.0, 7.0, 8.0), _timeline(20, 1.1, 2.1, 7.01, 8.0)]
+    late = _timeline(30, 1.0, 6.9, 7.0, 8.0)
+    contexts, seconds = mixed_gap([*decodes, late], _timeline(64, 7.005)) or ([], 0.0)
+    assert contexts == [12, 22, 32]
+    assert seconds == pytest.approx(4.91)
     assert mixed_gap(decodes, _timeline(64, 1.0)) is None
     assert mixed_gap(decodes, _timeline(64, 9.0)) is None
+    for with_the_next in ((1.0, 7.0, 7.0, 8.0), (1.0, 2.0, 8.0, 8.0), (7.0, 7.0, 8.0)):
+        assert mixed_gap([*decodes, _timeline(30, *with_the_next)], _timeline(64, 7.005)) is None

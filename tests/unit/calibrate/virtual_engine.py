@@ -56,6 +56,7 @@ class VirtualEngine:
         """What its metrics say, for somebody else's requests."""
         self.can_clear = True
         self._cost = cost
+        self._front_s = cost.front_seconds(num_text_tokens=0)  # it is asked with token ids
         self._noise = noise
         self._rng = random.Random(seed)
         self._num_sent = 0
@@ -92,7 +93,7 @@ class VirtualEngine:
         while queue or self.engine.num_running or self.engine.num_waiting:
             running = self.engine.start_step(self.clock.now_s(), until_s=self.clock.now_s())
             if running is None:
-                self._wait_until(queue[0].sent_s + self._cost.front_s)
+                self._wait_until(queue[0].sent_s + self._front_s)
             else:
                 length_s = running.ends_s - self.clock.now_s()
                 self.clock.advance(length_s * max(0.1, self._rng.gauss(1.0, self._noise)))
@@ -114,7 +115,7 @@ class VirtualEngine:
         return _Sent(EngineRequest(request_id, len(ask.prompt), ask.num_tokens, keys, sent_s), sent_s)
 
     def _admit(self, queue: list[_Sent]) -> None:
-        while queue and queue[0].sent_s + self._cost.front_s <= self.clock.now_s() + 1e-12:
+        while queue and queue[0].sent_s + self._front_s <= self.clock.now_s() + 1e-12:
             self.engine.add(queue.pop(0).request)
 
     def _wait_until(self, at_s: float) -> None:

@@ -5,6 +5,7 @@ differ by what runs differ by: prompts of growing length, prompts with a cached 
 context, a prompt beside decodes. How far lengths and batches go is decided by what the first ones took.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,20 +57,21 @@ class Campaign:
         """`budget`: the engine's `max_num_batched_tokens`."""
         self.samples: list[Sample] = []
         self.computed: list[tuple[int, ...]] = []
-        """Prompts that the engine has computed, longest first: its caches should have them."""
+        """Prompts that the engine has computed, which its caches should have: longest first, then newest."""
+        self.lengths = [SHORT]
+        """Of the prompts that nothing is cached of, growing; decided when the first ones were measured."""
         self._target = target
         self._facts = facts
         self._prompts = prompts
         self._plan = plan
         self._budget = budget
         self._clock = clock
-        self._lengths = [SHORT]
 
     async def run(self, progress: Progress) -> None:
         """Measure all rounds. Raises MeasureError when the engine does not answer as it should."""
         started_s = self._clock.now_s()
         progress("warming up", 0.0)
-        self._lengths = self._affordable(await self._warm_up())
+        self.lengths = self._affordable(await self._warm_up())
         stages = (
             ("prompts", self._prompt_cases),
             ("prompts with a cached prefix", self._extension_cases),
@@ -104,22 +106,28 @@ class Campaign:
         return lengths
 
     async def _prompt_cases(self, number: int) -> None:
-        for length in self._lengths:
+        for length in self.lengths:
             prompt = self._prompts.fresh(length)
-            await self._prompt(Kind.PROMPT, f"{length} tokens", number, prompt)
-            self.computed.append(prompt)
+            await self._prompt(Kind.PROMPT, number, prompt)
+            self.computed.insert(0, prompt)
         self.computed.sort(key=len, reverse=True)
 
     async def _extension_cases(self, number: int) -> None:
         longest, *_ = self.computed
-        for length in {len(longest), len(longest) // 4}:
-            prompt = longest[:length] + self._prompts.fresh(_EXTENSION)
-            await self._prompt(Kind.EXTENSION, f"{length} cached", number, prompt)
+        for length in sorted({len(longest), len(longest) // 4}):
+            if length >= self._facts.block_size:
+                await self._prompt(Kind.EXTENSION, number, longest[:length] + self._prompts.fresh(_EXTENSION))
 
-    async def _prompt(self, kind: Kind, case: str, number: int, prompt: tuple[int, ...]) -> None:
-        (timeline,) = await self._target.run([Ask(prompt, 1)])
-        work = prompt_work(timeline.num_prompt_tokens, timeline.num_cached, self._budget)
-        self._note(kind, case, number, work, timeline.ttft_s)
+    async def _prompt(self, kind: Kind, number: int, prompt: tuple[int, ...]) -> None:
+        """Measure the time to its first token. With host memory it gets a second one: the step that stores a
+        prompt is the next, which would otherwise be that of the next measurement."""
+        (timeline,) = await self._target.run([Ask(prompt, 2 if self._facts.has_offload else 1)])
+        if timeline.ttft_s <= 0:
+            raise MeasureError(f"{self._facts.url}: an answer came before it was asked for")
+        cached = timeline.num_cached
+        work = prompt_work(timeline.num_prompt_tokens, cached, self._budget)
+        case = f"{timeline.num_prompt_tokens} tokens" + (f", {cached} of them cached" if cached else "")
+        self.samples.append(Sample(kind, case, number, work, timeline.ttft_s))
 
     async def _decode_cases(self, number: int) -> None:
         allowed_s = self._plan.seconds * _DECODE_SHARE / self._plan.num_rounds
@@ -154,12 +162,12 @@ class Campaign:
         contexts, num_steps, seconds = window
         work = decode_work(contexts, num_steps)
         case = f"{len(prompts)} {name}"
-        self._note(Kind.DECODE, case, number, _per_step(work), seconds / num_steps)
+        self.samples.append(Sample(Kind.DECODE, case, number, _per_step(work), seconds / num_steps))
         return True
 
     async def _mixed_cases(self, number: int) -> None:
         for batch, length in _MIXED:
-            if length + batch > self._budget or length > self._lengths[-1]:
+            if length + batch > self._budget or length > self.lengths[-1]:
                 continue
             decodes = [Ask(self._prompts.fresh(SHORT), self._plan.num_decode_tokens) for _ in range(batch)]
             step_s = self._step_s(batch)
@@ -168,19 +176,14 @@ class Campaign:
             gap = mixed_gap(timelines, added)
             if gap is not None:
                 contexts, seconds = gap
-                work = mixed_work(contexts, length)
-                self._note(Kind.MIXED, f"{length} beside {batch}", number, work, seconds)
+                case, work = f"{length} beside {batch}", mixed_work(contexts, length)
+                self.samples.append(Sample(Kind.MIXED, case, number, work, seconds))
 
     def _step_s(self, batch: int) -> float:
         """Seconds of a step of about so many decodes, as measured."""
         of_kind = [sample for sample in self.samples if sample.kind is Kind.DECODE]
         near = min(of_kind, key=lambda sample: abs(sample.work.steps[0][0] - batch), default=None)
         return near.seconds if near is not None else 0.0
-
-    def _note(self, kind: Kind, case: str, number: int, work: Work, seconds: float) -> None:
-        if seconds <= 0:
-            raise MeasureError(f"{self._facts.url}: an answer came before it was asked for")
-        self.samples.append(Sample(kind, case, number, work, seconds))
 
 
 def _per_step(work: Work) -> Work:
@@ -207,12 +210,14 @@ def decode_window(timelines: Sequence[Timeline]) -> tuple[list[int], int, float]
 
 def mixed_gap(decodes: Sequence[Timeline], added: Timeline) -> tuple[list[int], float] | None:
     """The step in which the `added` prompt was computed beside all `decodes`: their contexts in it, and its
-    seconds. None when they were not all decoding then."""
+    seconds by the middle one of them. None when they were not all decoding then, or when tokens of two steps
+    were read together."""
     contexts, gaps = [], []
     for timeline in decodes:
-        index = min(range(len(timeline.token_s)), key=lambda i: abs(timeline.token_s[i] - added.token_s[0]))
-        if index == 0 or index == len(timeline.token_s) - 1:
+        token_s = timeline.token_s
+        index = min(range(len(token_s)), key=lambda i: abs(token_s[i] - added.token_s[0]))
+        if not 0 < index < len(token_s) - 1 or not token_s[index - 1] < token_s[index] < token_s[index + 1]:
             return None
         contexts.append(timeline.num_prompt_tokens + index)
-        gaps.append(timeline.token_s[index] - timeline.token_s[index - 1])
-    return contexts, min(gaps)
+        gaps.append(token_s[index] - token_s[index - 1])
+    return contexts, statistics.median(gaps)

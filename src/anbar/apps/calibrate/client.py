@@ -11,7 +11,7 @@ from anbar.adapters.http.fetch import Fetched, fetch
 from anbar.adapters.http.limits import UpstreamLimits
 from anbar.adapters.http.message import Header, render_headers
 from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
-from anbar.adapters.vllm.probe import parse_metrics, parse_models, parse_version
+from anbar.adapters.vllm.probe import ServedModel, parse_metrics, parse_models, parse_version
 from anbar.apps.calibrate.metrics_page import Counters, parse_counters
 from anbar.apps.calibrate.target import Ask, EngineFacts, Timeline
 from anbar.core.errors import ConfigError, MeasureError, UpstreamBroken, UpstreamError, WireError
@@ -31,6 +31,7 @@ class EngineClient:
             raise ConfigError(str(error)) from error
         self.url = url
         self.model = ""
+        """What is asked for; "": the first that the engine serves, found out when it is needed."""
         self._headers: list[Header] = [(b"authorization", f"Bearer {key}".encode())] if key else []
         self._pool = UpstreamPool(endpoint, UpstreamLimits(max_idle=1024))
 
@@ -40,24 +41,21 @@ class EngineClient:
 
     async def facts(self) -> EngineFacts:
         """Ask what it is. Raises MeasureError when it is no vLLM engine that can be measured."""
+        card = await self._card()
         try:
-            models = [m for m in parse_models(await self._get("/v1/models")) if m.parent is None]
             version = parse_version(await self._get("/version"))
             page = await self._get("/metrics")
             cache, counters = parse_metrics(page), parse_counters(page)
         except WireError as error:
             raise MeasureError(f"{self.url} is not a vLLM engine: {error}") from error
-        if not models:
-            raise MeasureError(f"{self.url} serves no model")
         if cache is None:
             raise MeasureError(f"{self.url} does not tell its block size in /metrics")
-        self.model = models[0].name
         return EngineFacts(
             url=self.url,
-            model=self.model,
-            root=models[0].root,
+            model=card.name,
+            root=card.root,
             vllm=version,
-            max_model_len=models[0].max_model_len or 2048,
+            max_model_len=card.max_model_len or 2048,
             block_size=cache.block_size,
             num_blocks=cache.num_blocks or 0,
             has_offload=counters.has_offload,
@@ -84,19 +82,35 @@ class EngineClient:
         return loop.time() - start_s, tokens.count
 
     async def run(self, asks: Sequence[Ask]) -> list[Timeline]:
+        model = await self._served()
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._ask(ask)) for ask in asks]
+                tasks = [group.create_task(self._ask(ask, model)) for ask in asks]
         except* MeasureError as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _ask(self, ask: Ask) -> Timeline:
+    async def _served(self) -> str:
+        if not self.model:
+            self.model = (await self._card()).name
+        return self.model
+
+    async def _card(self) -> ServedModel:
+        """The first model that it serves, adapters not counted."""
+        try:
+            cards = [card for card in parse_models(await self._get("/v1/models")) if card.parent is None]
+        except WireError as error:
+            raise MeasureError(f"{self.url} is not a vLLM engine: {error}") from error
+        if not cards:
+            raise MeasureError(f"{self.url} serves no model")
+        return cards[0]
+
+    async def _ask(self, ask: Ask, model: str) -> Timeline:
         if ask.delay_s:
             await asyncio.sleep(ask.delay_s)
         body = json.dumps(
             {
-                "model": self.model,
+                "model": model,
                 "prompt": ask.prompt,
                 "max_tokens": ask.num_tokens,
                 "ignore_eos": True,
@@ -126,7 +140,8 @@ class EngineClient:
         return sink.timeline(sent_s, ask.num_tokens, self.url)
 
     async def _tokenize(self, text: str) -> "_Tokenized":
-        body = json.dumps({"model": self.model, "prompt": text, "add_special_tokens": False}).encode()
+        model = await self._served()
+        body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False}).encode()
         reply = await self._fetch("/tokenize", body)
         try:
             if reply.status == 200:

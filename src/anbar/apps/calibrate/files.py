@@ -30,34 +30,40 @@ def read_cost_file(path: Path) -> CostFile:
 
 
 def write_cost_file(path: Path, content: CostFile) -> None:
-    """Write `path` at once or not at all: whoever reads it sees the old content or the new.
+    """Write `path` at once or not at all: whoever reads it sees the old content or the new. Directories that
+    it needs are made.
 
     Raises ConfigError when it cannot be written.
     """
-    with _beside(path) as draft:
-        draft.write_text(render(content), "utf-8")
-        draft.chmod(0o644)  # figures, no secrets; a temporary file is private
-        draft.replace(path)
-
-
-def check_writable(path: Path) -> None:
-    """Raises ConfigError when `path` could not be written: better said before minutes of measuring."""
-    if path.is_dir():
-        raise ConfigError(f"{path}: cannot be written: it is a directory")
-    with _beside(path):
-        pass
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A new file in the same directory, removed in the end if it is still there."""
-    try:
+    with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         os.close(handle)
+        draft = Path(name)
         try:
-            yield Path(name)
+            draft.write_text(render(content), "utf-8")
+            draft.chmod(0o644)  # figures, no secrets; a temporary file is private
+            draft.replace(path)
         finally:
-            Path(name).unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raises ConfigError when `path` could not be written: better said before minutes of measuring. Makes
+    nothing, no directories either."""
+    with _writing(path):
+        if path.is_dir():
+            raise ConfigError(f"{path}: cannot be written: it is a directory")
+        directory = path.parent
+        while not directory.exists():
+            directory = directory.parent
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from anbar.apps.calibrate.nnls import Array, nnls
 from anbar.apps.calibrate.work import Kind, Sample, Work
 from anbar.core.cost import TokenCurve
 from anbar.core.cost_file import Residual
 
+Array = NDArray[np.float64]
+
+_MAX_ROUNDS_PER_COLUMN = 30
 _REWEIGHTINGS = 8
 _ERROR_FLOOR = 0.01
 """Below this share errors count alike: no clock of a busy machine is finer."""
@@ -65,6 +68,45 @@ def fit(samples: Sequence[Sample]) -> Compute:
     return _compute(knots, x)
 
 
+def nnls(matrix: Array, target: Array) -> Array:
+    """The x >= 0 that minimises |matrix x - target|: no cost is below nothing. By Lawson and Hanson's active
+    set method (Solving Least Squares Problems, 1974, chapter 23). Columns may differ in scale by orders of
+    magnitude."""
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    a = matrix / scale
+    num_columns = a.shape[1]
+    x = np.zeros(num_columns)
+    free = np.zeros(num_columns, dtype=bool)
+    tolerance = 1e-10 * max(1.0, float(np.abs(a.T @ target).max(initial=0.0)))
+    for _ in range(_MAX_ROUNDS_PER_COLUMN * num_columns):
+        gradient = a.T @ (target - a @ x)
+        gradient[free] = -np.inf
+        best = int(np.argmax(gradient))
+        if gradient[best] <= tolerance:
+            break
+        free[best] = True
+        x = _descend(a, target, x, free)
+    result: Array = x / scale
+    return result
+
+
+def _descend(a: Array, target: Array, x: Array, free: NDArray[np.bool_]) -> Array:
+    """The best x over the `free` columns, which lose those that reach zero on the way."""
+    while True:
+        best = np.zeros_like(x)
+        best[free] = np.linalg.lstsq(a[:, free], target, rcond=None)[0]
+        falling = free & (best <= 0)
+        if not falling.any():
+            return best
+        gaps = np.maximum(x[falling] - best[falling], 1e-300)
+        x = x + (best - x) * min(1.0, float((x[falling] / gaps).min()))
+        free &= ~(falling & (x <= 1e-15))
+        x[~free] = 0.0
+        if not free.any():
+            return x
+
+
 def choose_knots(samples: Iterable[Sample]) -> list[int]:
     """Where the curve may bend: at numbers of tokens that were measured, not too close to each other."""
     sizes = sorted({tokens for sample in samples for tokens, _ in sample.work.steps})
@@ -95,14 +137,17 @@ def _compute(knots: Sequence[int], x: Array) -> Compute:
     return Compute(TokenCurve(tuple(points)), pairs, read, front)
 
 
-def residuals(samples: Sequence[Sample], compute: Compute) -> tuple[Residual, ...]:
-    """How far off `compute` is, by kind of measurement."""
+def residuals(
+    samples: Sequence[Sample], compute: Compute, measured: Sequence[Sample]
+) -> tuple[Residual, ...]:
+    """How far off `compute` is from the `samples` it was fitted to, by kind of measurement, beside the spread
+    of all that was `measured`, disturbed or not."""
     found = []
     for kind in Kind:
         of_kind = [sample for sample in samples if sample.kind is kind]
         if of_kind:
             errors = [abs(compute.seconds(sample.work) / sample.seconds - 1.0) for sample in of_kind]
-            spread = _spread(of_kind)
+            spread = _spread([sample for sample in measured if sample.kind is kind])
             found.append(Residual(str(kind), len(errors), statistics.median(errors), max(errors), spread))
     return tuple(found)
 

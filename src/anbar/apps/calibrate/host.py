@@ -53,7 +53,8 @@ class HostMeasurement:
             await self._target.run([Ask(prompt, 2)])  # stores are deferred to the next step
         if not await self._target.clear_device() and not await self._displace(allowed_s):
             tokens = self._facts.num_blocks * self._facts.block_size
-            note = f"the device holds {tokens:,} tokens, which take longer to displace than there is time"
+            size = f"{tokens:,} tokens" if tokens else "an unknown number of tokens"
+            note = f"the device holds {size}, which take longer to displace than there is time"
             return HostCost(note=note)
         progress("host memory", 0.5)
         found: list[tuple[int, Timeline]] = []
@@ -84,7 +85,7 @@ class HostMeasurement:
     def _cost(
         self, found: Sequence[tuple[int, Timeline]], before: Counters, start: Counters, end: Counters
     ) -> HostCost:
-        num_tokens = sum(loaded for loaded, _ in found)
+        num_tokens = end.external_tokens - start.external_tokens
         num_bytes = end.load_bytes - start.load_bytes
         s_per_byte = (end.load_s - start.load_s) / num_bytes if num_bytes else 0.0
         per_token_s = s_per_byte * num_bytes / num_tokens

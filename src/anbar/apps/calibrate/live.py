@@ -4,6 +4,7 @@ import os
 import random
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from anbar.apps.calibrate.campaign import Plan, Progress
@@ -23,10 +24,10 @@ async def calibrate_url(
 ) -> Calibration:
     """Measure the engine at `url`, which must be idle. Raises ConfigError and MeasureError."""
     async with aclosing(EngineClient(url, key)) as client:  # which checks the address before all else
-        device = given.device or device_of(url, os.environ)
+        given = replace(given, device=given.device or device_of(url, os.environ))
         facts = await client.facts()
         prompts = Prompts(await client.tokenize(TEXT), random.Random())
-        session = Session(prompts, SystemClock(), progress, device)
+        session = Session(prompts, SystemClock(), progress)
         return await calibrate(client, facts, given, plan, session)
 
 

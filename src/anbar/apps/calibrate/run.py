@@ -23,6 +23,8 @@ _TOKENIZE_WORDS = (50, 1550)
 _TOKENIZE_REPEATS = 7
 _HOST_SHARE = 0.25
 """Of the plan's time may be spent on displacing what the device caches."""
+_HOST_PROMPTS = 4
+"""As many lengths, the longest: by one length alone latency could not be told from the fit's error at it."""
 _RESTLESS = 0.15
 """Share of disturbed measurements above which the rest cannot be trusted either."""
 COPY_DELAY_CPU = 1.0
@@ -54,7 +56,8 @@ class Calibration:
 async def calibrate(
     target: Target, facts: EngineFacts, given: Given, plan: Plan, session: "Session"
 ) -> Calibration:
-    """Measure `target`. Raises MeasureError when it is busy or does not answer as it should."""
+    """Measure `target`, whose device is `given`. Raises MeasureError when it is busy or does not answer as it
+    should."""
     before = await idle_counters(target, facts)
     if not facts.has_offload:
         kv_bytes_of(facts, given, 0)  # better refused now than after minutes
@@ -67,17 +70,18 @@ async def calibrate(
     compute = fit(samples)
     host = HostCost()
     if facts.has_offload:
-        lengths = [len(prompt) for prompt in campaign.computed[:4]]
         measurement = HostMeasurement(counted, facts, session.prompts, compute, budget)
-        host = await measurement.run(lengths, plan.seconds * _HOST_SHARE, session.progress)
+        host = await measurement.run(
+            campaign.lengths[-_HOST_PROMPTS:], plan.seconds * _HOST_SHARE, session.progress
+        )
     after = await counted.counters()
     measured = Measured(
         at=session.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         by=f"anbar calibrate {__version__}",
         seconds=round(session.clock.now_s() - started_s, 1),
-        residuals=(*residuals(samples, compute), *host.residuals),
+        residuals=(*residuals(samples, compute, campaign.samples), *host.residuals),
     )
-    engine = _engine(facts, given, host, session.device)
+    engine = _engine(facts, given, host)
     notes = (
         host.note,
         _unrest(len(campaign.samples) - len(samples), len(campaign.samples)),
@@ -90,10 +94,10 @@ async def calibrate(
     )
 
 
-def _engine(facts: EngineFacts, given: Given, host: HostCost, device: str) -> EngineType:
+def _engine(facts: EngineFacts, given: Given, host: HostCost) -> EngineType:
     return EngineType(
         model=facts.model,
-        device=given.device or device,
+        device=given.device,
         dtype=dtype_of(facts, given),
         vllm=facts.vllm,
         block_size=facts.block_size,
@@ -122,8 +126,6 @@ class Session:
     prompts: Prompts
     clock: Clock
     progress: Progress
-    device: str
-    """Name of the processor where nobody gives one."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 

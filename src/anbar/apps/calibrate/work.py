@@ -46,7 +46,9 @@ class Sample:
 
 
 def prompt_work(num_tokens: int, num_cached: int, budget: int) -> Work:
-    """A prompt alone, up to its first token: in pieces of at most `budget` tokens."""
+    """A prompt alone, up to its first token: in pieces of at most `budget` tokens. The last token is computed
+    even when all are cached."""
+    num_cached = min(num_cached, num_tokens - 1)
     pieces = tuple((piece, 1) for piece in _pieces(num_tokens - num_cached, budget))
     if pieces == ((1, 1),):
         return Work(pieces, num_read=num_tokens, num_requests=1)

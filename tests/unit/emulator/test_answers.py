@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anbar.apps.emulator.answers import Answer, AnswerRules, Finish, Token, Writer
+from anbar.apps.emulator.answers import Answer, AnswerRules, Finish, Token, Word, Writer
 from anbar.apps.emulator.text import ModelText
 
 PROMPT = (5, 6, 7)
@@ -15,7 +15,7 @@ TEXT = "grain and आब water, می‌روم grain"
 
 def fixed(text: ModelText, rules: AnswerRules, of: str = TEXT) -> list[Token]:
     """All tokens of an answer that says a given text."""
-    answer = Answer(text, PROMPT, Writer(text, 0).fixed(of), rules)
+    answer = Answer(text, Writer(text, 0).fixed(of), rules)
     return [answer.token(index) for index in range(answer.length)]
 
 
@@ -29,7 +29,7 @@ def test_an_answer_depends_on_prompt_seeds_and_choice(text: ModelText) -> None:
 
     def drawn(
         prompt: tuple[int, ...], seed: int | None, choice: int, engine_seed: int = 0
-    ) -> tuple[int, ...]:
+    ) -> tuple[Word, ...]:
         return tuple(islice(Writer(text, engine_seed).draw(prompt, seed, choice), 40))
 
     others = [
@@ -117,9 +117,48 @@ def test_nothing_shown_is_taken_back(text: ModelText, stops: list[str], limit: i
         assert not any(stop in shown(tokens) for stop in stops)
 
 
+@settings(max_examples=60)
+@given(
+    st.integers(0, 50),
+    st.lists(st.sampled_from(["ater", "ین ", "ानी", "the"]), max_size=2),
+    st.integers(0, 90),
+)
+def test_words_end_as_tokens_would(text: ModelText, seed: int, stops: list[str], least: int) -> None:
+    """An answer is searched for its end word by word. Going through it token by token, with the tokenizer's
+    own text, finds the same one, and the same text in front of it."""
+    rules = AnswerRules(100, least, ignore_eos=True, stop=tuple(stops))
+    answer = Answer(text, Writer(text, 0).draw(PROMPT, seed, 0), rules)
+    stream, whole, wanted = text.stream(PROMPT), "", (100, None)
+    for number, token in enumerate(answer.first(100)[:100], 1):
+        before, whole = len(whole), whole + stream.push(token)
+        found = [stop for stop in rules.stop if stop in whole[max(0, before + 1 - len(stop)) :]]
+        if found and number > least and len(whole) > before:
+            wanted = (number, found[0])
+            whole = whole[: whole.index(found[0], max(0, before + 1 - len(found[0])))]
+            break
+    tokens = [answer.token(index) for index in range(answer.length)]
+    assert (answer.length, tokens[-1].stop_reason) == wanted
+    assert shown(tokens) == whole
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_what_may_not_end_it_is_sampled_when_there_is_nothing_else(text: ModelText, ignore_eos: bool) -> None:
+    """Stop tokens that are the whole vocabulary, or a fixed answer without a word: an answer ends at its
+    minimum or its limit all the same, and nobody waits for a token that cannot come."""
+    every = frozenset(range(text.vocab_size))
+    for words in (Writer(text, 0).draw(PROMPT, None, 0), Writer(text, 0).fixed("")):
+        rules = AnswerRules(40, 30, ignore_eos=ignore_eos, stop_tokens=every)
+        answer = Answer(text, words, rules)
+        last = [answer.token(index) for index in range(answer.length)][-1]
+        assert (answer.length, last.finish) == (31, Finish.STOP)
+    silent = fixed(text, AnswerRules(40, 3, ignore_eos=ignore_eos), of="")
+    assert {token.id for token in silent} == {text.end_of_turn}
+    assert len(silent) == (40 if ignore_eos else 4)
+
+
 def test_tokens_of_blocks_are_drawn_ahead(text: ModelText) -> None:
     """Asking for the first tokens does not disturb the text that is shown later."""
-    answer = Answer(text, PROMPT, Writer(text, 0).fixed(TEXT), AnswerRules(40, ignore_eos=True))
+    answer = Answer(text, Writer(text, 0).fixed(TEXT), AnswerRules(40, ignore_eos=True))
     ahead = list(answer.first(30))
     tokens = [answer.token(index) for index in range(answer.length)]
     assert [token.id for token in tokens[:30]] == ahead[:30]

@@ -111,7 +111,7 @@ def test_the_pace_can_change() -> None:
 def test_keys_of_real_tokens(text: ModelText) -> None:
     """Keys reach into the answer as it grows: they are the hashes of prompt and answer together."""
     prompt = tuple(range(10, 31))
-    answer = Answer(text, prompt, Writer(text, 0).draw(prompt, None, 0), AnswerRules(60, ignore_eos=True))
+    answer = Answer(text, Writer(text, 0).draw(prompt, None, 0), AnswerRules(60, ignore_eos=True))
     keys = TokenKeys(prompt, answer, 4, Identity(salt="s"))
     whole = [*prompt, *answer.first(60)]
     for num_blocks in (3, 5, 6, 13, 13, 9, 20):

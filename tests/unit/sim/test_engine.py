@@ -186,10 +186,19 @@ def test_an_answer_ends_where_the_context_does() -> None:
     assert request.status is Status.FINISHED
 
 
+def test_a_prompt_that_fills_the_context() -> None:
+    """It is computed, and gets one token: that is what a pooling engine does with an input."""
+    engine = Engine(shape(max_model_len=12), COST)
+    request = ask("a", range(12), 1)
+    engine.add(request)
+    run(engine)
+    assert (request.num_generated, request.status) == (1, Status.FINISHED)
+
+
 def test_what_cannot_be_served_is_refused() -> None:
     """An empty or too long prompt, no answer, an id twice; an engine whose context its device cannot hold."""
     engine = Engine(shape(max_model_len=12), COST)
-    for prompt, num_answer in (((), 1), (range(12), 1), (range(4), 0)):
+    for prompt, num_answer in (((), 1), (range(13), 1), (range(4), 0)):
         with pytest.raises(RequestError, match="prompt"):
             engine.add(ask("a", prompt, num_answer))
     engine.add(ask("a", [1]))

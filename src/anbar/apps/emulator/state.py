@@ -170,8 +170,8 @@ class EngineState:
     ) -> Answer:
         """The answer to a prompt, which only has to be waited for."""
         if self.answer is not None:
-            return Answer(self.text, prompt, self._writer.fixed(self.answer), rules)
-        return Answer(self.text, prompt, self._writer.draw(prompt, seed, choice), rules)
+            return Answer(self.text, self._writer.fixed(self.answer), rules)
+        return Answer(self.text, self._writer.draw(prompt, seed, choice), rules)
 
     def sequence(
         self, plan: SequencePlan, on_tokens: Callable[[int, bool], None], on_abort: Callable[[], None]

@@ -112,10 +112,10 @@ class Scheduler:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises RequestError when it is empty, cannot fit, or its id is in use."""
         limit = self._shape.max_model_len
-        if not 0 < request.num_prompt_tokens < limit or request.num_answer_tokens < 1:
+        if not 0 < request.num_prompt_tokens <= limit or request.num_answer_tokens < 1:
             raise RequestError(
                 f"request {request.id}: {request.num_prompt_tokens} prompt and {request.num_answer_tokens} "
-                f"answer tokens; a prompt has 1 to {limit - 1}, an answer at least 1"
+                f"answer tokens; a prompt has 1 to {limit}, an answer at least 1"
             )
         if request.id in self._requests:
             raise RequestError(f"request {request.id} is already in this engine")

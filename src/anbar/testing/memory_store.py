@@ -10,11 +10,14 @@ from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 class MemoryStore:
     """See `anbar.tier.store.Store`. Set the public attributes at any time, from any thread.
 
-    `delay_s` is slept by each call, up to its deadline (then every key is TIMEOUT); `outcome`, when set, is
-    what every key of every call gets; `raises`, when set, is raised by every call (a defective store).
+    Each call waits until `gate` is set, as it is at first; then `delay_s` is slept, up to the call's deadline
+    (then every key is TIMEOUT). `outcome`, when set, is what every key of every call gets; `raises`, when
+    set, is raised by every call (a defective store). `num_calls` counts also those that wait.
     """
 
     def __init__(self, id: str = "memory", *, capacity_bytes: int | None = None) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
         self.delay_s = 0.0
         self.outcome: Outcome | None = None
         self.raises: Exception | None = None
@@ -84,7 +87,9 @@ class MemoryStore:
 
     def _call(self, num_keys: int, timeout_s: float) -> list[Outcome] | None:
         """What every key gets, whatever is stored; None when the call may go on."""
-        self.num_calls += 1
+        with self._lock:
+            self.num_calls += 1
+        self.gate.wait()
         if self.raises is not None:
             raise self.raises
         if self.delay_s:

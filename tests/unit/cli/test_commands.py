@@ -21,7 +21,7 @@ def anbar(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]
         env={**clean, "COLUMNS": "200", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 
@@ -133,7 +133,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
 def test_commands_are_imported_one_by_one(tmp_path: Path) -> None:
     """Asking for the version waits for no command, and a misspelt one is still recognized."""
     code = "import sys, anbar.cli.main; sys.exit(sum(name.startswith('anbar.apps.') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=180).returncode == 0
     assert "Did you mean 'status'?" in anbar("statsu", cwd=tmp_path).stderr
 
 

@@ -20,6 +20,7 @@ from anbar.apps.doctor.remote import check_engine
 from anbar.apps.machine import Machine, container_memory, read_machine
 from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, EngineConfig, LaunchConfig
 from anbar.config.render import EngineSlot
+from tests.ports import free_port, free_ports
 from tests.unit.cli.test_commands import anbar
 
 GIB = 1024**3
@@ -73,10 +74,10 @@ def test_shm() -> None:
 
 def test_ports() -> None:
     """A taken port with its holder; an address that is not ours; free ones."""
+    port = free_port()
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
+        holder.bind(("127.0.0.1", port))
         holder.listen()
-        port = holder.getsockname()[1]
         (finding,) = check_ports([("router", "127.0.0.1", port)])
     assert finding.level is Level.FAIL
     assert f"it is taken by process {os.getpid()}" in finding.detail
@@ -242,14 +243,17 @@ def test_configured_event_addresses_are_tried(tmp_path: Path, kind: str) -> None
             "nobody": "tcp://127.0.0.1:1",
         }.get(kind, f"tcp://127.0.0.1:{other.getsockname()[1]}")
         other.listen()
+        greeter = Thread(target=greet, args=(other, b"SSH-2.0" if kind == "other" else b""))
         if kind in ("silent", "other"):
-            Thread(target=greet, args=(other, b"SSH-2.0" if kind == "other" else b"")).start()
+            greeter.start()
         engine = Engine(GOOD)
         try:
             config = EngineConfig(name="a", url=engine.url, events=f"tcp://127.0.0.1:{port}", replay=address)
             findings = list(check_engine(config, {}))
         finally:
             engine.close()
+        if kind in ("silent", "other"):
+            greeter.join()
     failed = [finding.detail for finding in findings if finding.level is Level.FAIL]
     assert len(failed) == (0 if kind in ("zmq", "ipc") else 1)
     assert all(f"no KV events can come from {address}" in detail for detail in failed)
@@ -277,7 +281,12 @@ def test_command(tmp_path: Path) -> None:
 
 def test_emulated(tmp_path: Path) -> None:
     """No vLLM and no attached engine is looked at; ports and memory are."""
-    config = {"engines": [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "launch": {"count": 2}}]}
+    router, first, _ = free_ports(3)
+    launch = {"count": 2, "port": first}
+    config = {
+        "engines": [{"name": "a", "url": "http://127.0.0.1:1"}, {"name": "b", "launch": launch}],
+        "router": {"port": router},
+    }
     (tmp_path / "anbar.yaml").write_text(json.dumps(config))
     done = anbar("doctor", "--emulated", cwd=tmp_path, ANBAR_ENGINE_PYTHON="/nonexistent/python")
     assert done.returncode == 0, done.stdout

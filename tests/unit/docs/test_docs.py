@@ -39,7 +39,7 @@ def test_examples_of_configurations_load(tmp_path: Path) -> None:
 def test_the_reference_is_current() -> None:
     """The generated pages are what the code says today."""
     command = [sys.executable, str(REPO / "scripts/gen_reference.py"), "--check"]
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+    assert subprocess.run(command, check=False, timeout=180).returncode == 0
 
 
 def test_the_numbers_of_the_readme_are_those_measured() -> None:

@@ -1,10 +1,12 @@
-"""Both event loops: asyncio's own, and uvloop, which the router runs on."""
+"""Both event loops, asyncio's own and uvloop, which the router runs on; pools that end with their test."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 import uvloop
+from loopback import PoolOf, WatchedPool
+from tests.waiting import until
 
 
 def pytest_asyncio_loop_factories(
@@ -12,3 +14,19 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Each asynchronous test here runs on both."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def pool_of() -> AsyncIterator[PoolOf]:
+    """Makes pools for the engine at a port. None of their connections outlives the test."""
+    pools: list[WatchedPool] = []
+
+    def make(*args: object, **kwargs: object) -> WatchedPool:
+        pools.append(WatchedPool(*args, **kwargs))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        for connection in list(pool.open):
+            connection.abandon()
+    await until(lambda: not any(pool.open for pool in pools))

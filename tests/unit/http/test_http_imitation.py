@@ -1,9 +1,9 @@
 """What a server needs to imitate the failures of others: heads at once, bytes as they are, rude ends."""
 
-import asyncio
-
 import pytest
 from loopback import LIMITS, connected, serving
+from tests.ports import free_port
+from tests.waiting import until
 
 from anbar.adapters.http.message import Answer
 from anbar.adapters.http.server import Exchange, HttpServer
@@ -65,7 +65,7 @@ async def test_reset() -> None:
         await client.send(GET)
         with pytest.raises(ConnectionResetError):
             await client.rest()
-        assert not server.connections
+        await until(lambda: not server.connections)
 
 
 async def test_refusals_can_be_worded() -> None:
@@ -77,7 +77,7 @@ async def test_refusals_can_be_worded() -> None:
         return Answer(400, b"No.", ())
 
     server = HttpServer(lambda exchange: None, LIMITS, refusal_answer=word)
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", free_port())
     try:
         async with connected(port) as client:
             await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -87,4 +87,3 @@ async def test_refusals_can_be_worded() -> None:
     assert text.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert text.endswith(b"\r\n\r\nNo.")
     assert said == [505]
-    await asyncio.sleep(0)

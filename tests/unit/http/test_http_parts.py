@@ -1,11 +1,11 @@
 """The small parts: deadlines, headers that may cross, usage in the tail of an answer."""
 
-import asyncio
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_timers import ManualTimers
 
 from anbar.adapters.http.deadline import Deadline
 from anbar.adapters.http.message import HOP_BY_HOP, end_to_end, error_body
@@ -13,23 +13,24 @@ from anbar.adapters.http.usage import TAIL_BYTES, Tail, Usage, find_usage
 
 
 async def test_deadline_moves_later_and_earlier() -> None:
-    """Set three times: only the last counts; cleared: it does not fire."""
-    loop = asyncio.get_running_loop()
+    """Set three times: only the last counts; cleared or closed: it does not fire."""
+    timers = ManualTimers()
     fired: list[float] = []
-    deadline = Deadline(loop, lambda: fired.append(loop.time()))
-    started = loop.time()
-    deadline.set(0.01)
+    deadline = Deadline(timers, lambda: fired.append(timers.time()))
+    began_s = timers.time()
+    deadline.set(1)
+    deadline.set(50)
     deadline.set(5)
-    deadline.set(0.05)
-    await asyncio.sleep(0.1)
-    assert len(fired) == 1
-    assert fired[0] - started >= 0.045
-    deadline.set(0.01)
+    timers.advance(4.9)
+    assert fired == []
+    timers.advance(60)
+    assert fired == [began_s + 5]
+    deadline.set(1)
     deadline.clear()
-    await asyncio.sleep(0.03)
-    deadline.set(0.01)
+    timers.advance(100)
+    deadline.set(1)
     deadline.close()
-    await asyncio.sleep(0.03)
+    timers.advance(100)
     assert len(fired) == 1
 
 

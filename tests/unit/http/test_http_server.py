@@ -6,10 +6,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from loopback import LIMITS, connected, serving
+from loopback import LIMITS, connected, only, serving
+from manual_timers import ManualTimers
+from tests.waiting import PATIENCE_S, settled, until, within
 
 from anbar.adapters.http.message import Answer, json_answer
-from anbar.adapters.http.server import Exchange
+from anbar.adapters.http.reader import Incoming, Phase
+from anbar.adapters.http.server import Connection, Exchange, HttpServer
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
@@ -17,6 +20,20 @@ GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 def echo(exchange: Exchange) -> None:
     request = exchange.request
     exchange.answer(Answer(200, b"%b %b %b" % (request.method, request.target, request.body), ()))
+
+
+def manual(server: HttpServer) -> ManualTimers:
+    """Timers of the connections to come expire when the test says so."""
+    timers = ManualTimers()
+    server.loop = timers  # type: ignore[assignment]
+    return timers
+
+
+async def incoming(connection: Connection) -> Incoming:
+    """What the connection is receiving, once there is some of it."""
+    await until(lambda: connection._reader.current)
+    assert connection._reader.current is not None
+    return connection._reader.current
 
 
 async def test_keep_alive_and_pipelining_answer_in_order() -> None:
@@ -38,10 +55,9 @@ async def test_pipelined_request_waits_for_the_answer_before_it() -> None:
     held: list[Exchange] = []
     async with serving(held.append) as (_, port), connected(port) as client:
         await client.send(GET + b"GET /2 HTTP/1.1\r\nhost: a\r\n\r\n")
-        await asyncio.sleep(0.05)
+        await until(lambda: held)
         assert [e.request.target for e in held] == [b"/"]
         held[0].answer(json_answer(200, 1))
-        await asyncio.sleep(0.05)
         assert [e.request.target for e in held] == [b"/", b"/2"]
 
 
@@ -56,10 +72,10 @@ async def test_pipelined_flood_is_neither_buffered_nor_blinding() -> None:
     async with serving(hold) as (server, port):
         async with connected(port) as client:
             await client.send(GET)
+            connection = await only(server)
             await client.send(GET * 500_000)
-            (connection,) = server.connections
             assert len(connection._reader.ready) < 20_000
-        await asyncio.wait_for(gone.wait(), 1)
+        await within(gone.wait())
 
 
 async def test_what_is_pipelined_beyond_the_limit_is_refused_in_its_turn() -> None:
@@ -67,11 +83,12 @@ async def test_what_is_pipelined_beyond_the_limit_is_refused_in_its_turn() -> No
     held: list[Exchange] = []
     large = b"POST /3 HTTP/1.1\r\nhost: a\r\ncontent-length: 50000\r\n\r\n" + b"x" * 5000
     limits = replace(LIMITS, pipelined_bytes=4000)
-    async with serving(held.append, limits) as (_, port), connected(port) as client:
+    async with serving(held.append, limits) as (server, port), connected(port) as client:
         await client.send(GET)
-        await asyncio.sleep(0.02)
+        await until(lambda: held)
         await client.send(GET + large)
-        await asyncio.sleep(0.02)
+        connection = await only(server)
+        await until(lambda: connection._reader.refusal)
         for each in (0, 1):
             held[each].answer(json_answer(200, each))
         text = await client.rest()
@@ -81,22 +98,23 @@ async def test_what_is_pipelined_beyond_the_limit_is_refused_in_its_turn() -> No
 
 async def test_chunked_request_body_is_put_together() -> None:
     """A chunked body, cut in the middle of a chunk header, arrives whole."""
-    async with serving(echo) as (_, port), connected(port) as client:
+    async with serving(echo) as (server, port), connected(port) as client:
         await client.send(
             b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n1"
         )
-        await asyncio.sleep(0.02)
+        await incoming(await only(server))
         await client.send(b"0\r\n0123456789abcdef\r\n2\r\nxy\r\n0\r\n\r\n")
         assert (await client.rest()).endswith(b"POST / 0123456789abcdefxy")
 
 
 async def test_expect_continue() -> None:
     """A client that asks before sending its body is told to go on, and only once."""
-    async with serving(echo) as (_, port), connected(port) as client:
+    async with serving(echo) as (server, port), connected(port) as client:
         await client.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        received = await incoming(await only(server))
         await client.send(b"o")
-        await asyncio.sleep(0.02)
+        await until(lambda: received.num_body_bytes == 1)
         await client.send(b"k")
         assert b"POST / ok" in await client.until(b"ok")
 
@@ -179,96 +197,117 @@ async def test_what_is_wrong_is_refused_and_closed(data: bytes, status: int) -> 
 
 async def test_header_without_end_is_limited_while_it_arrives() -> None:
     """A header line that never ends is refused once it is over the limit, not held for ever."""
-    async with serving(echo) as (server, port), connected(port) as client:
+    async with serving(echo) as (_, port), connected(port) as client:
         await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nx: ")
         for _ in range(20):
             client.writer.write(b"y" * 10_000)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0)
         assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
-        del server
 
 
 async def test_body_without_declared_length_is_refused_as_soon_as_it_is_too_long() -> None:
-    """A chunked body of 50 MB: 413 after the limit; what the server reads of it is bounded."""
+    """A chunked body of 100 MB: 413 after the limit; what the server reads of it is bounded."""
     async with serving(echo, replace(LIMITS, linger_bytes=1_000_000)) as (_, port), connected(port) as client:
         await client.send(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
         sent = 0
-        with suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(2):
-                while sent < 50_000_000:
-                    await client.send(chunk)
-                    sent += len(chunk)
-        assert sent < 20_000_000
+        with suppress(ConnectionError):
+            while sent < 100_000_000:
+                await within(client.send(chunk))
+                sent += len(chunk)
+        assert sent < 50_000_000
 
 
 async def test_declared_50_mb_body_gets_413_which_the_client_can_read() -> None:
     """Python's own HTTP client, which reads nothing before it has sent all of its 50 MB, gets its 413."""
 
     def ask(port: int) -> int:
-        client = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         try:
             client.request("POST", "/", b"x" * 52_428_800)
             return client.getresponse().status
         finally:
             client.close()
 
-    async with serving(echo, replace(LIMITS, linger_s=1.0)) as (_, port):
+    async with serving(echo) as (_, port):
         assert await asyncio.to_thread(ask, port) == 413
 
 
 @pytest.mark.parametrize(
-    "beginning",
+    ("beginning", "phase"),
     [
-        b"GET / HT",
-        b"GET / HTTP/1.1\r\nhost: a\r\nx",
-        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nx",
+        (b"GET / HT", Phase.HEAD),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx", Phase.HEAD),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nx", Phase.BODY),
     ],
 )
-async def test_slow_request_is_given_up(beginning: bytes) -> None:
+async def test_slow_request_is_given_up(beginning: bytes, phase: Phase) -> None:
     """A request that stops in its line, its headers or its body gets 408 and the end."""
-    async with serving(echo) as (_, port), connected(port) as client:
-        await client.send(beginning)
-        assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+    limits = replace(LIMITS, header_timeout_s=10.0, body_timeout_s=20.0)
+    async with serving(echo, limits) as (server, port):
+        timers = manual(server)
+        async with connected(port) as client:
+            await client.send(beginning)
+            connection = await only(server)
+            await until(lambda: connection._reader.phase is phase)
+            timers.advance(9.9 if phase is Phase.HEAD else 19.9)
+            assert not connection._lingering
+            timers.advance(0.2)
+            assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_connection_without_a_request_is_closed_silently() -> None:
+    """A client that connects and says nothing: closed without a word after header_timeout_s."""
+    async with serving(echo) as (server, port):
+        timers = manual(server)
+        async with connected(port) as client:
+            await only(server)
+            timers.advance(LIMITS.header_timeout_s + 0.1)
+            assert await client.rest() == b""
 
 
 async def test_trickling_header_does_not_extend_its_time() -> None:
-    """One byte every 30 ms: still given up after header_timeout_s."""
-    async with serving(echo) as (_, port), connected(port) as client:
-        started = asyncio.get_running_loop().time()
-        await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nx: ")
-        while not client.reader.at_eof() and asyncio.get_running_loop().time() - started < 2:
-            client.writer.write(b"y")
-            await asyncio.sleep(0.03)
-            if client.reader._buffer:  # type: ignore[attr-defined]
-                break
-        assert asyncio.get_running_loop().time() - started < 1
-        assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
-
-
-async def test_trickling_body_is_held_to_a_rate() -> None:
-    """A body of 30 bytes a second is given up, though never idle for long; one at the rate is not."""
-    limits = replace(LIMITS, min_body_bytes_per_s=1000.0)
-    async with serving(echo, limits) as (_, port):
+    """One byte every 10 s: still given up after header_timeout_s."""
+    async with serving(echo) as (server, port):
+        timers = manual(server)
         async with connected(port) as client:
-            await client.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 500\r\n\r\n")
-            while not client.reader._buffer:  # type: ignore[attr-defined]
-                client.writer.write(b"x")
-                await asyncio.sleep(0.03)
+            await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nx: ")
+            connection = await only(server)
+            received = await incoming(connection)
+            for count in range(1, 7):
+                assert not connection._lingering
+                await client.send(b"y")
+                await until(lambda count=count: received.head_bytes == count)
+                timers.advance(LIMITS.header_timeout_s / 6 + 0.001)
             assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("at_the_rate", [False, True])
+async def test_trickling_body_is_held_to_a_rate(at_the_rate: bool) -> None:
+    """A body of half the least rate is given up, though never idle for long; one at the rate is not."""
+    limits = replace(LIMITS, body_timeout_s=1.0, min_body_bytes_per_s=100.0)
+    piece = b"x" * (50 if at_the_rate else 25)
+    async with serving(echo, limits) as (server, port):
+        timers = manual(server)
         async with connected(port) as client:
             await client.send(
                 b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 500\r\nconnection: close\r\n\r\n"
             )
-            for _ in range(10):
-                client.writer.write(b"x" * 50)
-                await asyncio.sleep(0.02)
-            assert (await client.rest()).startswith(b"HTTP/1.1 200 ")
+            connection = await only(server)
+            received = await incoming(connection)
+            for count in range(1, 500 // len(piece) + 1):
+                await client.send(piece)
+                await until(lambda count=count: received.num_body_bytes == count * len(piece))
+                timers.advance(0.5)
+                if connection._lingering:
+                    break
+            assert (await client.rest()).startswith(b"HTTP/1.1 200 " if at_the_rate else b"HTTP/1.1 408 ")
+            assert count == (10 if at_the_rate else 4)
 
 
 async def test_idle_connection_is_closed_silently() -> None:
-    """Nothing after an answer for keep_alive_s: closed without a word."""
-    async with serving(echo) as (_, port), connected(port) as client:
+    """Nothing after an answer for keep_alive_s, on the loop's own clock: closed without a word."""
+    async with serving(echo, replace(LIMITS, keep_alive_s=0.05)) as (_, port), connected(port) as client:
         await client.send(GET)
         await client.until(b"GET / ")
         assert await client.rest() == b""
@@ -286,8 +325,8 @@ async def test_disconnect_tells_the_handler_at_once() -> None:
     async with serving(hold) as (_, port):
         async with connected(port) as client:
             await client.send(GET)
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.05)
+            await until(lambda: held)
+        await until(lambda: gone)
         assert gone == [1]
         held[0].answer(json_answer(200, 1))
         held[0].cut()
@@ -305,17 +344,19 @@ async def test_half_closed_client_counts_as_gone() -> None:
         await client.send(GET)
         client.writer.write_eof()
         assert await client.rest() == b""
+        await until(lambda: gone)
         assert gone == [1]
 
 
 async def test_upgrade_offer_is_ignored_and_the_body_kept() -> None:
     """An HTTP/2 upgrade offer on a POST (Java's client does this): answered in HTTP/1.1, body complete."""
-    async with serving(echo) as (_, port), connected(port) as client:
+    async with serving(echo) as (server, port), connected(port) as client:
         await client.send(
             b"POST /u HTTP/1.1\r\nhost: a\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
             b"http2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\ncontent-length: 4\r\n\r\nbo"
         )
-        await asyncio.sleep(0.02)
+        received = await incoming(await only(server))
+        await until(lambda: received.num_body_bytes == 2)
         await client.send(b"dy")
         assert (await client.until(b"POST /u body")).startswith(b"HTTP/1.1 200")
 
@@ -335,22 +376,23 @@ async def test_slow_reader_pauses_the_source_and_bounds_the_buffer() -> None:
             while state["sent"] < total and not exchange.paused:
                 exchange.write(chunk)
                 state["sent"] += len(chunk)
-                transport = exchange._connection._transport
-                assert transport is not None
-                largest = max(largest, transport.get_write_buffer_size())
+                largest = max(largest, unsent(exchange))
             if state["sent"] >= total:
                 exchange.end()
 
         exchange.on_resume = pump
         pump()
 
-    async with serving(stream) as (_, port), connected(port) as client:
+    async with serving(stream) as (server, port), connected(port) as client:
         await client.send(GET)
-        await asyncio.sleep(0.1)
+        connection = await only(server)
+        await until(lambda: connection.paused)
         await client.until(b"\r\n\r\n")
         received = 0
-        while received < total:
-            received += len(await client.reader.read(1_000_000))
+        while data := await within(client.reader.read(1_000_000)):
+            received += len(data)
+            if received == total:
+                break
     assert received == total
     assert largest <= LIMITS.high_water_bytes + len(chunk)
 
@@ -365,10 +407,18 @@ async def test_reader_that_never_reads_is_given_up() -> None:
         while not exchange.paused:
             exchange.write(b"x" * 100_000)
 
-    async with serving(stream, replace(LIMITS, write_stall_s=0.1)) as (_, port), connected(port) as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(GET)
-        await asyncio.wait_for(gone.wait(), 2)
+    async with serving(stream) as (server, port):
+        timers = manual(server)
+        async with connected(port) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(GET)
+            connection = await only(server)
+            await until(lambda: connection.paused)
+            timers.advance(LIMITS.write_stall_s - 0.1)
+            await settled(lambda: len(server.connections))
+            assert not gone.is_set()
+            timers.advance(0.2)
+            await within(gone.wait())
 
 
 async def test_drain_finishes_what_runs_and_closes() -> None:
@@ -376,9 +426,9 @@ async def test_drain_finishes_what_runs_and_closes() -> None:
     held: list[Exchange] = []
     async with serving(held.append) as (server, port), connected(port) as client:
         await client.send(GET)
-        await asyncio.sleep(0.02)
-        draining = asyncio.create_task(server.drain(5))
-        await asyncio.sleep(0.02)
+        await until(lambda: held)
+        draining = asyncio.create_task(server.drain(PATIENCE_S))
+        await until(lambda: server.draining)
         with pytest.raises(OSError, match=r"."):
             await asyncio.open_connection("127.0.0.1", port)
         assert not draining.done()
@@ -391,9 +441,10 @@ async def test_drain_finishes_what_runs_and_closes() -> None:
 
 async def test_drain_gives_up_after_its_time() -> None:
     """An exchange that never ends does not hold a drain beyond its timeout, which reports it."""
-    async with serving(lambda exchange: None) as (server, port), connected(port) as client:
+    held: list[Exchange] = []
+    async with serving(held.append) as (server, port), connected(port) as client:
         await client.send(GET)
-        await asyncio.sleep(0.02)
+        await until(lambda: held)
         assert await server.drain(0.05) == 1
 
 
@@ -401,16 +452,20 @@ async def test_drain_waits_for_what_is_written_but_not_sent() -> None:
     """An answer of 20 MB is complete for its handler while most of it waits for a slow client: a drain lets
     it arrive whole."""
     size = 20_000_000
+    num_unsent: list[int] = []
 
     def large(exchange: Exchange) -> None:
         exchange.answer(Answer(200, b"x" * size, ()))
+        num_unsent.append(unsent(exchange))
 
     async with serving(large) as (server, port), connected(port) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-        await asyncio.sleep(0.05)
-        draining = asyncio.create_task(server.drain(5))
-        await asyncio.sleep(0.05)
+        await until(lambda: num_unsent)
+        assert num_unsent[0] > size // 2
+        draining = asyncio.create_task(server.drain(PATIENCE_S))
+        await until(lambda: server.draining)
+        await settled(draining.done)
         assert not draining.done()
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         text = await client.rest()
@@ -420,15 +475,26 @@ async def test_drain_waits_for_what_is_written_but_not_sent() -> None:
 
 async def test_closing_connection_of_a_client_that_never_reads_ends() -> None:
     """The last answer waits for a client that reads nothing: write_stall_s later the connection is gone."""
+    num_unsent: list[int] = []
 
     def large(exchange: Exchange) -> None:
         exchange.answer(Answer(200, b"x" * 20_000_000, ()))
+        num_unsent.append(unsent(exchange))
 
-    limits = replace(LIMITS, write_stall_s=0.1, high_water_bytes=100_000_000)
-    async with serving(large, limits) as (server, port), connected(port) as client:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-        await asyncio.sleep(0.05)
-        assert len(server.connections) == 1
-        await asyncio.sleep(0.3)
-        assert not server.connections
+    async with serving(large, replace(LIMITS, high_water_bytes=100_000_000)) as (server, port):
+        timers = manual(server)
+        async with connected(port) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            await until(lambda: num_unsent)
+            timers.advance(LIMITS.write_stall_s - 0.1)
+            assert await settled(lambda: len(server.connections)) == 1
+            timers.advance(0.2)
+            await until(lambda: not server.connections)
+
+
+def unsent(exchange: Exchange) -> int:
+    """Bytes of answers that the client's connection holds."""
+    transport = exchange._connection._transport
+    assert transport is not None
+    return transport.get_write_buffer_size()

@@ -4,27 +4,17 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-from dataclasses import replace
 
 import pytest
-from loopback import engine, ok, read_request
+from loopback import UPSTREAM_LIMITS, PoolOf, WatchedPool, engine, ok, read_request
+from manual_timers import ManualTimers
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S, settled, until, within
 
 from anbar.adapters.http.fetch import fetch
-from anbar.adapters.http.limits import UpstreamLimits
-from anbar.adapters.http.upstream import (
-    ConnectFailed,
-    Endpoint,
-    Reply,
-    UpstreamConnection,
-    UpstreamPool,
-    parse_endpoint,
-)
+from anbar.adapters.http.upstream import ConnectFailed, Reply, UpstreamConnection, parse_endpoint
 from anbar.core.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 
-LIMITS = UpstreamLimits(connect_timeout_s=5.0, first_byte_timeout_s=5.0, idle_timeout_s=5.0, keep_idle_s=30.0)
-"""Wide enough for a machine that is busy with other tests."""
-SHORT = replace(LIMITS, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
-"""For the tests in which an engine says nothing."""
 REQUEST = b"POST /x HTTP/1.1\r\nhost: e\r\ncontent-length: 2\r\n\r\n"
 
 
@@ -47,14 +37,10 @@ class Sink:
         self.end.set_result(False)
 
 
-def pool_of(port: int, limits: UpstreamLimits = LIMITS) -> UpstreamPool:
-    return UpstreamPool(Endpoint("127.0.0.1", port), limits)
-
-
 async def whole(reply: Reply) -> bytes:
     sink = Sink()
     reply.pump(sink)
-    assert await asyncio.wait_for(sink.end, 3)
+    assert await within(sink.end)
     return sink.data
 
 
@@ -66,7 +52,7 @@ async def whole(reply: Reply) -> bytes:
         b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"hello world"),
     ],
 )
-async def test_connection_is_reused_after_a_whole_answer(answer: bytes) -> None:
+async def test_connection_is_reused_after_a_whole_answer(pool_of: PoolOf, answer: bytes) -> None:
     """Two requests, one connection, whatever the framing; the engine gets what was sent."""
     connections = 0
     bodies: list[bytes] = []
@@ -85,7 +71,6 @@ async def test_connection_is_reused_after_a_whole_answer(answer: bytes) -> None:
             assert (reply.status, await whole(reply)) == (200, b"hello world")
             reply.close()
         assert (connections, bodies, pool.num_idle) == (1, [b"ab", b"ab"], 1)
-        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +82,7 @@ async def test_connection_is_reused_after_a_whole_answer(answer: bytes) -> None:
         ok(b"ok") + b"garbage",
     ],
 )
-async def test_connection_is_not_reused_when_it_may_not_be(answer: bytes) -> None:
+async def test_connection_is_not_reused_when_it_may_not_be(pool_of: PoolOf, answer: bytes) -> None:
     """`Connection: close`, HTTP/1.0 and bytes behind the answer: the answer is right, the connection ends."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,21 +96,27 @@ async def test_connection_is_not_reused_when_it_may_not_be(answer: bytes) -> Non
         assert pool.num_idle == 0
 
 
-async def test_body_without_length_ends_with_the_connection() -> None:
+async def test_body_without_length_ends_with_the_connection(pool_of: PoolOf) -> None:
     """An answer framed by the connection's end is complete when the engine closes."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\n\r\nabc")
-        await asyncio.sleep(0.02)
+        await more.wait()
         writer.write(b"def")
         writer.close()
 
+    more = asyncio.Event()
     async with engine(script) as port:
-        assert await whole(await pool_of(port).ask(REQUEST, b"ab")) == b"abcdef"
+        sink = Sink()
+        (await pool_of(port).ask(REQUEST, b"ab")).pump(sink)
+        assert sink.data == b"abc"
+        more.set()
+        assert await within(sink.end)
+        assert sink.data == b"abcdef"
 
 
-async def test_stale_connection_is_replaced_once_and_the_request_runs_once() -> None:
+async def test_stale_connection_is_replaced_once_and_the_request_runs_once(pool_of: PoolOf) -> None:
     """The engine closes a kept connection as the next request arrives: it is sent again on a fresh one."""
     connections = executed = 0
 
@@ -145,11 +136,10 @@ async def test_stale_connection_is_replaced_once_and_the_request_runs_once() -> 
         assert await whole(await pool.ask(REQUEST, b"ab")) == b"one"
         assert await whole(await pool.ask(REQUEST, b"ab")) == b"one"
         assert (connections, executed, pool.num_stale) == (2, 2, 1)
-        pool.close()
 
 
 @pytest.mark.parametrize("begun", [b"H", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"])
-async def test_no_second_execution_once_an_answer_began(begun: bytes) -> None:
+async def test_no_second_execution_once_an_answer_began(pool_of: PoolOf, begun: bytes) -> None:
     """A kept connection breaks after the first byte of an answer's head: an error, not a second try."""
     executed = 0
 
@@ -170,7 +160,7 @@ async def test_no_second_execution_once_an_answer_began(begun: bytes) -> None:
         assert (executed, pool.num_stale) == (2, 0)
 
 
-async def test_fresh_connection_that_closes_is_not_tried_again() -> None:
+async def test_fresh_connection_that_closes_is_not_tried_again(pool_of: PoolOf) -> None:
     """An engine that closes every connection unanswered: one connection, one error."""
     connections = 0
 
@@ -185,38 +175,32 @@ async def test_fresh_connection_that_closes_is_not_tried_again() -> None:
         assert connections == 1
 
 
-async def test_refused_connection() -> None:
+async def test_refused_connection(pool_of: PoolOf) -> None:
     """Nobody listens: ConnectFailed, which says that the engine never had the request."""
-
-    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Never runs."""
-
-    async with engine(script) as port:
-        pass
     with pytest.raises(ConnectFailed):
-        await pool_of(port).ask(REQUEST, b"ab")
+        await pool_of(free_port()).ask(REQUEST, b"ab")
 
 
 @pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"])
-async def test_first_byte_timeout_counts_to_the_body(beginning: bytes) -> None:
+async def test_first_byte_timeout_counts_to_the_body(pool_of: PoolOf, beginning: bytes) -> None:
     """An engine that sends nothing, or only a head: UpstreamTimeout, and its connection is closed."""
     closed = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_request(reader)
-        writer.write(beginning)
         try:
+            await read_request(reader)
+            writer.write(beginning)
             await reader.read()
         finally:
             closed.set()
 
     async with engine(script) as port:
         with pytest.raises(UpstreamTimeout):
-            await pool_of(port, SHORT).ask(REQUEST, b"ab")
-        await asyncio.wait_for(closed.wait(), 1)
+            await pool_of(port).ask(REQUEST, b"ab", first_byte_timeout_s=0.1)
+        await within(closed.wait())
 
 
-async def test_silence_in_the_middle_breaks_the_answer() -> None:
+async def test_silence_in_the_middle_breaks_the_answer(pool_of: PoolOf) -> None:
     """A stream that stops for idle_timeout_s is broken."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,34 +209,41 @@ async def test_silence_in_the_middle_breaks_the_answer() -> None:
         await reader.read()
 
     async with engine(script) as port:
+        timers = ManualTimers()
         sink = Sink()
-        (await pool_of(port, SHORT).ask(REQUEST, b"ab")).pump(sink)
-        assert not await asyncio.wait_for(sink.end, 2)
+        (await pool_of(port, timers=timers).ask(REQUEST, b"ab")).pump(sink)
+        timers.advance(UPSTREAM_LIMITS.idle_timeout_s - 0.1)
+        assert not sink.end.done()
+        timers.advance(0.2)
+        assert not await within(sink.end)
         assert sink.data == b"a"
 
 
-async def test_paused_answer_is_not_taken_for_a_silent_one() -> None:
-    """While this side does not want to read, the engine's silence is no fault."""
+async def test_paused_answer_is_not_taken_for_a_silent_one(pool_of: PoolOf) -> None:
+    """While this side does not want to read, the engine's silence is no fault; afterwards it is."""
+    more = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na")
-        await asyncio.sleep(0.05)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na")
+        await more.wait()
         writer.write(b"b")
         await reader.read()
 
     async with engine(script) as port:
-        pool = pool_of(port, SHORT)
+        timers = ManualTimers()
         sink = Sink()
-        reply = await pool.ask(REQUEST, b"ab")
+        reply = await pool_of(port, timers=timers).ask(REQUEST, b"ab")
         reply.pump(sink)
         reply.pause()
-        await asyncio.sleep(2 * SHORT.idle_timeout_s)
-        assert sink.data == b"a"
+        more.set()
+        timers.advance(10 * UPSTREAM_LIMITS.idle_timeout_s)
+        assert not sink.end.done()
+        assert await settled(lambda: sink.data) == b"a"
         reply.resume()
-        assert await asyncio.wait_for(sink.end, 2)
-        assert sink.data == b"ab"
-        pool.close()
+        await until(lambda: sink.data == b"ab")
+        timers.advance(UPSTREAM_LIMITS.idle_timeout_s + 0.1)
+        assert not await within(sink.end)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +254,7 @@ async def test_paused_answer_is_not_taken_for_a_silent_one() -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\ncontent-length: 1\r\n\r\na",
     ],
 )
-async def test_what_is_no_http_is_unreachable(answer: bytes) -> None:
+async def test_what_is_no_http_is_unreachable(pool_of: PoolOf, answer: bytes) -> None:
     """An engine that does not speak HTTP, or sends endless headers, counts as one that cannot be reached."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -276,7 +267,7 @@ async def test_what_is_no_http_is_unreachable(answer: bytes) -> None:
             await pool_of(port).ask(REQUEST, b"ab")
 
 
-async def test_break_in_the_middle_is_told_to_the_sink() -> None:
+async def test_break_in_the_middle_is_told_to_the_sink(pool_of: PoolOf) -> None:
     """The engine dies after a part of the body: `broke`, after all that had come."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -288,12 +279,12 @@ async def test_break_in_the_middle_is_told_to_the_sink() -> None:
     async with engine(script) as port:
         sink = Sink()
         (await pool_of(port).ask(REQUEST, b"ab")).pump(sink)
-        assert not await asyncio.wait_for(sink.end, 2)
+        assert not await within(sink.end)
         assert sink.data == b"abc"
 
 
 @pytest.mark.parametrize("answered", [False, True])
-async def test_giving_up_closes_the_connection(answered: bool) -> None:
+async def test_giving_up_closes_the_connection(pool_of: PoolOf, answered: bool) -> None:
     """Cancelled before the first byte, or closed after it: the engine sees its connection end at once."""
     seen = asyncio.Event()
     ended = asyncio.Event()
@@ -315,7 +306,7 @@ async def test_giving_up_closes_the_connection(answered: bool) -> None:
             (await task).close()
         else:
             task.cancel()
-        await asyncio.wait_for(ended.wait(), 1)
+        await within(ended.wait())
 
 
 async def test_cancelled_request_does_not_kill_the_next_one_on_its_connection() -> None:
@@ -327,7 +318,7 @@ async def test_cancelled_request_does_not_kill_the_next_one_on_its_connection() 
             await read_request(reader)
             writer.write(ok(b"ok"))
 
-    class Handing(UpstreamPool):
+    class Handing(WatchedPool):
         """Hands a connection on the moment it is free, by taking the next request's first step itself."""
 
         def keep(self, connection: UpstreamConnection) -> None:
@@ -337,23 +328,21 @@ async def test_cancelled_request_does_not_kill_the_next_one_on_its_connection() 
                 waiting.append(second.send(None))
 
     async with engine(script) as port:
-        pool = Handing(Endpoint("127.0.0.1", port), LIMITS)
+        pool = Handing(port)
         waiting: list[asyncio.Future[Reply]] = []
         second = pool.ask(REQUEST, b"ab")
         first = asyncio.create_task(pool.ask(REQUEST, b"ab"))
         await asyncio.gather(first, return_exceptions=True)
         assert first.cancelled()
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if waiting[0].done():
-                break
+        await until(waiting[0].done)
         with pytest.raises(StopIteration) as stopped:
             second.send(None)
         assert await whole(stopped.value.value) == b"ok"
         pool.close()
+        await until(lambda: not pool.open)
 
 
-async def test_unused_connection_is_closed_after_keep_idle() -> None:
+async def test_unused_connection_is_closed_after_keep_idle(pool_of: PoolOf) -> None:
     """A kept connection does not wait for the engine to close it."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -362,14 +351,16 @@ async def test_unused_connection_is_closed_after_keep_idle() -> None:
         await reader.read()
 
     async with engine(script) as port:
-        pool = pool_of(port, UpstreamLimits(keep_idle_s=0.05))
+        timers = ManualTimers()
+        pool = pool_of(port, timers=timers)
         await whole(await pool.ask(REQUEST, b"ab"))
+        timers.advance(UPSTREAM_LIMITS.keep_idle_s - 0.1)
         assert pool.num_idle == 1
-        await asyncio.sleep(0.12)
-        assert pool.num_idle == 0
+        timers.advance(0.2)
+        await until(lambda: pool.num_idle == 0)
 
 
-async def test_60_mb_through_a_paused_reply_stay_with_the_engine() -> None:
+async def test_60_mb_through_a_paused_reply_stay_with_the_engine(pool_of: PoolOf) -> None:
     """The reader of a 60 MB answer pauses: the engine cannot send on, and nothing is lost afterwards."""
     sent = 0
     total = 60_000_000
@@ -402,11 +393,10 @@ async def test_60_mb_through_a_paused_reply_stay_with_the_engine() -> None:
 
         reply.pause()
         reply.pump(Counter())
-        await asyncio.sleep(0.2)
+        assert await settled(lambda: sent) < 20_000_000
         assert received < 1_000_000
-        assert sent < 20_000_000
         reply.resume()
-        await asyncio.wait_for(end.wait(), 10)
+        await within(end.wait())
         assert received == total
 
 
@@ -424,53 +414,42 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return cert, key
 
 
-async def test_https(certificate: tuple[str, str]) -> None:
+async def test_https(pool_of: PoolOf, certificate: tuple[str, str]) -> None:
     """An engine behind TLS: its certificate is checked, and connections are kept."""
     cert, key = certificate
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(cert, key)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                await read_request(reader)
-                writer.write(ok(b"secret"))
-        except (ConnectionError, asyncio.IncompleteReadError):
-            writer.transport.abort()
+        while True:
+            await read_request(reader)
+            writer.write(ok(b"secret"))
 
-    server = await asyncio.start_server(script, "127.0.0.1", 0, ssl=server_side)
-    port = server.sockets[0].getsockname()[1]
-    trusting = ssl.create_default_context(cafile=cert)
-    pool = UpstreamPool(Endpoint("localhost", port, tls=trusting), LIMITS)
-    for _ in range(2):
-        assert await whole(await pool.ask(REQUEST, b"ab")) == b"secret"
-    assert pool.num_idle == 1
-    pool.close()
-    stranger = UpstreamPool(Endpoint("localhost", port, tls=ssl.create_default_context()), LIMITS)
-    with pytest.raises(ConnectFailed):
-        await stranger.ask(REQUEST, b"ab")
-    server.close()
-    await asyncio.sleep(0.05)
+    async with engine(script, tls=server_side) as port:
+        pool = pool_of(port, tls=ssl.create_default_context(cafile=cert))
+        for _ in range(2):
+            assert await whole(await pool.ask(REQUEST, b"ab")) == b"secret"
+        assert pool.num_idle == 1
+        stranger = pool_of(port, tls=ssl.create_default_context())
+        with pytest.raises(ConnectFailed):
+            await stranger.ask(REQUEST, b"ab")
 
 
-async def test_fetch_reads_a_whole_answer_within_its_time() -> None:
+async def test_fetch_reads_a_whole_answer_within_its_time(pool_of: PoolOf) -> None:
     """`fetch` returns status and body; a body that does not end in time is UpstreamTimeout with the path."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if b"/slow" in head:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na")
-        else:
+        while b"/slow" not in await reader.readuntil(b"\r\n\r\n"):
             writer.write(ok(b"[]"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na")
         await reader.read()
 
     async with engine(script) as port:
         pool = pool_of(port)
-        got = await fetch(pool, "/quick", timeout_s=1)
+        got = await fetch(pool, "/quick", timeout_s=PATIENCE_S)
         assert (got.status, got.body) == (200, b"[]")
         with pytest.raises(UpstreamTimeout, match="/slow"):
             await fetch(pool, "/slow", timeout_s=0.1)
-        pool.close()
 
 
 @pytest.mark.parametrize(

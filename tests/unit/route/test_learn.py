@@ -1,7 +1,6 @@
 """Learning what a prefill costs from finished requests."""
 
 import math
-import time
 from random import Random
 
 import pytest
@@ -133,6 +132,7 @@ def test_a_look_costs_the_same_in_a_large_fleet() -> None:
     expected_s = prior_s + sum(member.expected_s for member in members)
     assert math.isclose(group.scale, measured_s / expected_s, rel_tol=1e-9)
     assert group.num_samples == sum(member.num_samples for member in members)
-    began_s = time.perf_counter()
-    assert all(member.cost.a_s_per_token > 0 for member in members)
-    assert time.perf_counter() - began_s < 0.1
+    looked_at, *others = members
+    for other in others:
+        del other.measured_s, other.expected_s
+    assert looked_at.cost.a_s_per_token > 0

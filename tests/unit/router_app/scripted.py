@@ -1,12 +1,16 @@
 """Engines that answer by script, and a router's data path in front of them, on real loopback sockets."""
 
 import asyncio
+import gc
 import os
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from tests.ports import free_port
+from tests.waiting import until, within
 
 from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
 from anbar.adapters.http.openai import ClientKv, Endpoint
@@ -24,7 +28,13 @@ from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
 from anbar.route import PrefillLearner, PrefixIndex
 
-LIMITS = UpstreamLimits(connect_timeout_s=3.0, first_byte_timeout_s=0.5, idle_timeout_s=0.5)
+LIMITS = UpstreamLimits(
+    connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0, keep_idle_s=60.0
+)
+"""No stall of the machine takes so long."""
+IMPATIENT = replace(LIMITS, first_byte_timeout_s=0.1)
+"""For engines that never answer."""
+SERVER_LIMITS = ServerLimits(header_timeout_s=60.0, linger_s=60.0)
 SSE = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -83,30 +93,39 @@ class ScriptedEngine:
     """Answers by `script`, which may be replaced; keeps what it saw."""
 
     script: Script
-    port: int = 0
+    port: int
     heads: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     server: asyncio.Server | None = None
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    open: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
+    """Connections."""
+    failures: list[BaseException] = field(default_factory=list)
+    """Of the script."""
+
+    async def start(self) -> None:
+        """Listen on `port`."""
+        self.server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
         """Close the port and every connection."""
         if self.server is not None:
             self.server.close()
-        for task in list(self.tasks):
+        for task, writer in self.open.items():
             task.cancel()
-        await asyncio.sleep(0)
+            writer.transport.abort()
+        await asyncio.gather(*self.open, return_exceptions=True)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self.open[task] = writer
+        task.add_done_callback(self._ended)
 
-@asynccontextmanager
-async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedEngine]:
-    """A running scripted engine."""
-    engine = ScriptedEngine(script)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self.open[task]
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self.failures.append(failure)
 
-    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        engine.tasks.add(task)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 connection = Connection(reader, writer)
@@ -114,21 +133,26 @@ async def scripted(script: Script, port: int = 0) -> AsyncIterator[ScriptedEngin
                 for line in connection.head.split(b"\r\n"):
                     if line.lower().startswith(b"content-length:"):
                         connection.body = await reader.readexactly(int(line[15:]))
-                engine.heads.append(connection.head)
-                engine.bodies.append(connection.body)
-                await engine.script(connection)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                self.heads.append(connection.head)
+                self.bodies.append(connection.body)
+                await self.script(connection)
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            engine.tasks.discard(task)
             writer.transport.abort()
 
-    engine.server = await asyncio.start_server(run, "127.0.0.1", port)
-    engine.port = engine.server.sockets[0].getsockname()[1]
+
+@asynccontextmanager
+async def scripted(script: Script) -> AsyncIterator[ScriptedEngine]:
+    """A running scripted engine."""
+    engine = ScriptedEngine(script, free_port())
+    await engine.start()
     try:
         yield engine
     finally:
         await engine.stop()
+    for failure in engine.failures:
+        raise failure
 
 
 class InOrder:
@@ -152,30 +176,30 @@ class Path:
     """A router's data path: where it listens, and what it did."""
 
     port: int
+    server: HttpServer
     fleet: Fleet
     flow: Flow
     events: list[Event]
 
     async def finished(self) -> RequestFinished:
         """The event of the one request that was made; all accounting is back at zero then."""
-        for _ in range(200):
-            done = [event for event in self.events if isinstance(event, RequestFinished)]
-            if done and not self.flow._tasks:
-                break
-            await asyncio.sleep(0.01)
-        (event,) = done
+        await until(lambda: not self.flow._tasks and self._finished())
+        (event,) = self._finished()
         for engine in self.fleet:
             load = engine.load
             assert (load.num_in_flight, load.queued_prefill_tokens, load.num_decoding) == (0, 0, 0)
         return event
 
+    def _finished(self) -> list[RequestFinished]:
+        return [event for event in self.events if isinstance(event, RequestFinished)]
 
-def engine_at(port: int, name: str, key: str = "") -> Engine:
+
+def engine_at(port: int, name: str, key: str = "", limits: UpstreamLimits = LIMITS) -> Engine:
     """A ready engine with the model `m`, never probed."""
     health = Health(lambda before, after, reason: None)
     health.probe_succeeded()
     auth = ((b"authorization", b"Bearer " + key.encode()),) if key else ()
-    pool = UpstreamPool(Address("127.0.0.1", port), LIMITS)
+    pool = UpstreamPool(Address("127.0.0.1", port), limits)
     facts = EngineFacts(names=frozenset({"m"}), root="m", max_model_len=1000, block_size=16)
     return Engine(
         EngineId(name),
@@ -205,20 +229,22 @@ async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIte
             client_kv=ClientKv.REFUSE,
         )
         flow = Flow(parts)
-        server = HttpServer(lambda exchange: flow.start(exchange, Endpoint.COMPLETIONS), ServerLimits())
-        port = await server.start("127.0.0.1", 0)
+        server = HttpServer(lambda exchange: flow.start(exchange, Endpoint.COMPLETIONS), SERVER_LIMITS)
+        port = await server.start("127.0.0.1", free_port())
         try:
-            yield Path(port, fleet, flow, events)
+            yield Path(port, server, fleet, flow, events)
         finally:
             await server.stop()
             await flow.stop()
             for engine in engines:
                 engine.pool.close()
+            await until(lambda: not server.connections)
 
 
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
     """Takes all descriptors that the process may have, after lowering their number to something quick."""
+    gc.collect()  # what it frees later would be found free
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
@@ -251,7 +277,6 @@ async def ask(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
-        async with asyncio.timeout(5):
-            return await reader.read()
+        return await within(reader.read())
     finally:
         writer.transport.abort()

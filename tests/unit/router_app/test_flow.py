@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from scripted import (
     END,
+    IMPATIENT,
     REQUEST,
     SSE,
     STREAM,
@@ -22,6 +23,8 @@ from scripted import (
     post,
     scripted,
 )
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S, settled, until, within
 
 from anbar.adapters.http.fetch import fetch
 from anbar.core.fleet import EngineState
@@ -110,7 +113,7 @@ async def test_stream_crosses_unbuffered() -> None:
     async def script(connection: Connection) -> None:
         await connection.send(SSE)
         await connection.send_chunk(EVENTS[0])
-        await asyncio.wait_for(seen.wait(), 3)
+        await within(seen.wait())
         await connection.send_chunk(EVENTS[1])
         await connection.send_chunk(USAGE_EVENT)
         await connection.send(END)
@@ -118,11 +121,11 @@ async def test_stream_crosses_unbuffered() -> None:
     async with scripted(script) as engine, path_to([engine_at(engine.port, "a")]) as path:
         reader, writer = await asyncio.open_connection("127.0.0.1", path.port)
         writer.write(post(STREAM))
-        await asyncio.wait_for(reader.readuntil(EVENTS[0]), 3)
+        await within(reader.readuntil(EVENTS[0]))
         assert path.fleet["a"].load.num_decoding == 1
         assert path.fleet["a"].load.queued_prefill_tokens == 0
         seen.set()
-        rest = await asyncio.wait_for(reader.read(), 3)
+        rest = await within(reader.read())
         writer.transport.abort()
         event = await path.finished()
     assert rest.endswith(b"\r\n0\r\n\r\n")
@@ -133,22 +136,37 @@ async def test_stream_crosses_unbuffered() -> None:
 
 async def test_queued_prefill_counts_until_the_first_byte() -> None:
     """Five prompt tokens, three predicted cached: two are queued while the engine computes."""
-    async with scripted(hang) as engine, path_to([engine_at(engine.port, "a")], 3) as path:
+    asked, computed = asyncio.Event(), asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        asked.set()
+        await computed.wait()
+        await answer(ANSWER)(connection)
+
+    async with scripted(script) as engine, path_to([engine_at(engine.port, "a")], 3) as path:
         asking = asyncio.create_task(ask(path.port, post(REQUEST)))
-        await asyncio.sleep(0.05)
+        await within(asked.wait())
         load = path.fleet["a"].load
         assert (load.num_in_flight, load.queued_prefill_tokens, load.num_decoding) == (1, 2, 0)
-        assert b"HTTP/1.1 504 " in await asking
+        computed.set()
+        assert (await asking).endswith(ANSWER)
         await path.finished()
+
+
+async def test_only_engine_hangs() -> None:
+    """No first byte in time, and no other engine: 504."""
+    async with scripted(hang) as engine, path_to([engine_at(engine.port, "a", limits=IMPATIENT)]) as path:
+        text = await ask(path.port, post(REQUEST))
+        event = await path.finished()
+    assert text.startswith(b"HTTP/1.1 504 ")
+    assert event.outcome is Outcome.UPSTREAM_FAILED
 
 
 async def test_refused_connection_falls_back() -> None:
     """The first engine is gone: the second answers, and the first gets nothing until it is probed."""
-    async with scripted(answer(ANSWER)) as gone:
-        pass
     async with (
         scripted(answer(ANSWER)) as engine,
-        path_to([engine_at(gone.port, "a"), engine_at(engine.port, "b")]) as path,
+        path_to([engine_at(free_port(), "a"), engine_at(engine.port, "b")]) as path,
     ):
         text = await ask(path.port, post(REQUEST))
         event = await path.finished()
@@ -165,7 +183,7 @@ async def test_engine_that_fails_before_the_first_byte_falls_back(script: object
     async with (
         scripted(script) as bad,
         scripted(answer(ANSWER)) as good,
-        path_to([engine_at(bad.port, "a"), engine_at(good.port, "b")]) as path,
+        path_to([engine_at(bad.port, "a", limits=IMPATIENT), engine_at(good.port, "b")]) as path,
     ):  # type: ignore[arg-type]
         text = await ask(path.port, post(REQUEST))
         event = await path.finished()
@@ -180,7 +198,6 @@ async def test_engine_that_dies_between_head_and_first_event_falls_back() -> Non
 
     async def script(connection: Connection) -> None:
         await connection.send(SSE)
-        await asyncio.sleep(0.02)
         connection.writer.transport.abort()
 
     async def good(connection: Connection) -> None:
@@ -220,7 +237,7 @@ async def test_request_that_kills_engines_on_kept_connections_is_not_given_to_a_
         engines = [engine_at(end.port, name) for end, name in zip(ends, "abcd", strict=True)]
         path = await stack.enter_async_context(path_to(engines))
         for engine in engines:
-            await fetch(engine.pool, "/health", timeout_s=1.0)
+            await fetch(engine.pool, "/health", timeout_s=PATIENCE_S)
             assert engine.pool.num_idle == 1
         for end in ends:
             end.script = dying(end)
@@ -252,10 +269,10 @@ async def test_router_without_file_descriptors_blames_no_engine() -> None:
     """The process may open no more files: the request fails, its reason says why, the engine stays ready."""
     async with scripted(answer(ANSWER)) as engine, path_to([engine_at(engine.port, "a")]) as path:
         reader, writer = await asyncio.open_connection("127.0.0.1", path.port)
-        await asyncio.sleep(0.02)
+        await until(lambda: path.server.connections)
         with no_more_descriptors():
             writer.write(post(REQUEST))
-            text = await asyncio.wait_for(reader.read(), 3)
+            text = await within(reader.read())
         writer.transport.abort()
         await path.finished()
         assert path.fleet["a"].health.state is EngineState.READY
@@ -316,7 +333,6 @@ async def test_stream_that_breaks_ends_with_an_error_event(partial: bytes) -> No
     async def script(connection: Connection) -> None:
         await connection.send(SSE)
         await connection.send_chunk(EVENTS[0] + partial)
-        await asyncio.sleep(0.02)
         connection.writer.transport.abort()
 
     async with scripted(script) as engine, path_to([engine_at(engine.port, "a")]) as path:
@@ -335,7 +351,6 @@ async def test_json_answer_that_breaks_is_cut() -> None:
 
     async def script(connection: Connection) -> None:
         await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
-        await asyncio.sleep(0.02)
         connection.writer.transport.abort()
 
     async with scripted(script) as engine, path_to([engine_at(engine.port, "a")]) as path:
@@ -366,19 +381,19 @@ async def test_client_that_goes_away_cancels_the_engine(streaming: bool) -> None
     async with scripted(script) as engine, path_to([engine_at(engine.port, "a")]) as path:
         reader, writer = await asyncio.open_connection("127.0.0.1", path.port)
         writer.write(post(STREAM))
-        await asyncio.wait_for(started.wait(), 2)
+        await within(started.wait())
         if streaming:
-            await asyncio.wait_for(reader.readuntil(EVENTS[0]), 2)
+            await within(reader.readuntil(EVENTS[0]))
         writer.transport.abort()
-        await asyncio.wait_for(closed.wait(), 0.2)
+        await within(closed.wait())
         event = await path.finished()
         assert path.fleet["a"].health.state is EngineState.READY
     assert (event.outcome, event.status) == (Outcome.CLIENT_GONE, 499)
 
 
 async def test_slow_client_holds_the_engine_back() -> None:
-    """20 MB for a client that does not read: the engine is stopped early, and all of it arrives later."""
-    total, sent = 20_000_000, 0
+    """60 MB for a client that does not read: the engine is stopped early, and all of it arrives later."""
+    total, sent = 60_000_000, 0
 
     async def script(connection: Connection) -> None:
         nonlocal sent
@@ -390,11 +405,11 @@ async def test_slow_client_holds_the_engine_back() -> None:
     async with scripted(script) as engine, path_to([engine_at(engine.port, "a")]) as path:
         reader, writer = await asyncio.open_connection("127.0.0.1", path.port, limit=1000)
         writer.write(post(REQUEST))
-        await asyncio.sleep(0.3)
-        assert sent < total
+        await until(lambda: any(connection.paused for connection in path.server.connections))
+        assert await settled(lambda: sent) < total
         await reader.readuntil(b"\r\n\r\n")
         received = 0
-        while data := await asyncio.wait_for(reader.read(1_000_000), 5):
+        while data := await within(reader.read(1_000_000)):
             received += len(data)
         writer.transport.abort()
         await path.finished()

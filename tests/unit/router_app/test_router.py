@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 from scripted import Connection, ask, no_more_descriptors, post, scripted
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S, settled, until, within
 
 from anbar.apps.router.app import Router, allow_descriptors
+from anbar.apps.router.endpoints import Life
+from anbar.apps.router.monitor import AttachedEngine
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.fleet import EngineState
@@ -32,7 +35,8 @@ METRICS = b'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",
 
 
 class Pages:
-    """A scripted engine's status pages; `status` makes all of them fail, `hang` makes them hang."""
+    """A scripted engine's status pages; `status` makes all of them fail, `hang` makes them hang. Completions
+    take until `computed`."""
 
     def __init__(self, pages: Mapping[str, object] = PAGES) -> None:
         self.pages = dict(pages)
@@ -40,6 +44,7 @@ class Pages:
         self.headers = b""
         self.status = b"200 OK"
         self.hang = False
+        self.computed = asyncio.Event()
 
     async def script(self, connection: Connection) -> None:
         path = connection.head.split(b" ")[1].partition(b"?")[0].decode()
@@ -48,7 +53,7 @@ class Pages:
             return
         if path == "/v1/completions":
             body, status = b'{"choices":[]}', b"200 OK"
-            await asyncio.sleep(0.1)
+            await self.computed.wait()
         elif path == "/metrics":
             body, status = self.metrics, self.status
         else:
@@ -61,7 +66,8 @@ class Pages:
 
 def configured(*ports: int, **router: Any) -> AnbarConfig:
     engines = [{"name": f"e{i}", "url": f"http://127.0.0.1:{port}"} for i, port in enumerate(ports)]
-    settings = {"port": free_port(), "health_interval_s": 0.03, "connect_timeout_s": 3, **router}
+    settings = {"port": free_port(), "health_interval_s": 0.03, **router}
+    settings |= {"connect_timeout_s": PATIENCE_S, "drain_timeout_s": PATIENCE_S}
     return AnbarConfig.model_validate({"engines": engines, "router": settings})
 
 
@@ -76,11 +82,7 @@ async def running(config: AnbarConfig) -> AsyncIterator[tuple[Router, int]]:
 
 
 async def becomes(router: Router, *states: EngineState) -> None:
-    for _ in range(300):
-        if tuple(engine.health.state for engine in router.fleet) == states:
-            return
-        await asyncio.sleep(0.01)
-    assert tuple(engine.health.state for engine in router.fleet) == states
+    await until(lambda: tuple(engine.health.state for engine in router.fleet) == states)
 
 
 async def get(port: int, path: str, method: str = "GET", extra: str = "") -> tuple[int, Any, bytes]:
@@ -123,8 +125,8 @@ async def test_card_of_one_model() -> None:
 
 async def test_before_any_engine_is_ready() -> None:
     """Nothing listens at the engine's address: alive, not ready and why, no models, 503 for requests."""
-    async with running(configured(free_port())) as (_, port):
-        await asyncio.sleep(0.05)
+    async with running(configured(free_port())) as (router, port):
+        await until(lambda: "no connection" in router.fleet["e0"].health.reason)
         assert (await get(port, "/health"))[0] == 200
         status, page, _ = await get(port, "/ready")
         assert (status, page["reason"]) == (503, "no engine is ready")
@@ -147,8 +149,8 @@ async def test_engine_that_dies_and_comes_back() -> None:
         await becomes(router, EngineState.READY)
         await engine.stop()
         await becomes(router, EngineState.UNHEALTHY)
-        assert "no connection" in router.fleet["e0"].health.reason
-        await stack.enter_async_context(scripted(Pages().script, engine.port))
+        await until(lambda: "no connection" in router.fleet["e0"].health.reason)
+        await engine.start()
         await becomes(router, EngineState.READY)
 
 
@@ -201,25 +203,19 @@ async def test_events_that_cannot_be_taken_in_are_told() -> None:
     assert b'"where":"kv","error":"KeyError"' in sink.getvalue()
 
 
-# Without descriptors a socket may be left half made by the event loop, which Python then complains of.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_probes_without_file_descriptors_blame_no_engine() -> None:
     """The router may open no more files: its engines stay READY, and the log tells of it."""
     sink = io.BytesIO()
     pages = Pages()
     pages.headers = b"connection: close\r\n"
     async with scripted(pages.script) as end:
-        router = Router(configured(end.port), {}, sink)
+        router = Router(configured(end.port, health_interval_s=3600.0), {}, sink)
         await router.start()
         await becomes(router, EngineState.READY)
-        for _ in range(30):
-            # Between two probes, when no connection is open; if there was one, its end frees two descriptors.
-            with no_more_descriptors():
-                await asyncio.sleep(0.1)
-            if b"NoDescriptor" in sink.getvalue():
-                break
-            # The engine's end is in this process: an accept that failed is tried again after a second.
-            await asyncio.sleep(1.2)
+        assert await settled(lambda: len(end.open)) == 0  # no connection whose end would free descriptors
+        with no_more_descriptors():
+            router._monitor.watch(router.fleet["e0"], AttachedEngine())
+            await until(lambda: b"NoDescriptor" in sink.getvalue())
         assert router.fleet["e0"].health.state is EngineState.READY
         await router.stop()
     assert b'"where":"probe","error":"NoDescriptor"' in sink.getvalue()
@@ -264,10 +260,9 @@ async def test_wrong_probes_say_what_is_wrong(
     wrong = Pages(pages)
     wrong.status = status
     async with scripted(wrong.script) as engine, running(configured(engine.port)) as (router, _):
-        await asyncio.sleep(0.1)
         health = router.fleet["e0"].health
+        await until(lambda: reason in health.reason)
         assert health.state is EngineState.STARTING
-        assert reason in health.reason
 
 
 async def test_models_that_change_are_noticed() -> None:
@@ -277,10 +272,7 @@ async def test_models_that_change_are_noticed() -> None:
         await becomes(router, EngineState.READY)
         adapter = {"id": "lora", "root": "/x", "parent": "m"}
         pages.pages["/v1/models"] = {"data": [*MODELS["data"], adapter]}
-        for _ in range(100):
-            if "lora" in router.fleet["e0"].facts.names:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: "lora" in router.fleet["e0"].facts.names)
         facts = router.fleet["e0"].facts
         assert (facts.names, facts.adapters, facts.root) == ({"m", "lora"}, {"lora"}, "m")
 
@@ -304,26 +296,24 @@ async def test_other_paths_and_methods() -> None:
 
 async def test_drain_lets_a_request_finish() -> None:
     """While a request runs, the router drains: /ready says so on an open connection, the answer arrives."""
-    async with scripted(Pages().script) as engine, running(configured(engine.port)) as (router, port):
+    pages = Pages()
+    async with scripted(pages.script) as engine, running(configured(engine.port)) as (router, port):
         await becomes(router, EngineState.READY)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        body = b'{"model":"m","prompt":[1]}'
-        asking = asyncio.create_task(
-            ask(
-                port,
-                post(body, b""),
-            )
-        )
-        await asyncio.sleep(0.03)
+        asking = asyncio.create_task(ask(port, post(b'{"model":"m","prompt":[1]}', b"")))
+        await until(lambda: router.fleet["e0"].load.num_in_flight == 1)
+        await until(lambda: len(router._server.connections) == 2)
         draining = asyncio.create_task(router.drain())
-        await asyncio.sleep(0.01)
+        await until(lambda: router.state.life is Life.DRAINING)
         writer.write(b"GET /ready HTTP/1.1\r\nhost: r\r\n\r\n")
-        text = await asyncio.wait_for(reader.read(), 2)
+        text = await within(reader.read())
         assert text.startswith(b"HTTP/1.1 503 ")
         assert b'"reason":"draining"' in text
         writer.transport.abort()
+        assert not draining.done()
+        pages.computed.set()
         assert (await asking).endswith(b'{"choices":[]}')
-        await asyncio.wait_for(draining, 1)
+        await within(draining)
 
 
 async def test_taken_port_names_port_and_fix() -> None:
@@ -370,4 +360,4 @@ def test_key_file_is_read(tmp_path: Path) -> None:
 def test_command_needs_neither_torch_nor_vllm() -> None:
     """With both made unimportable, the command's module and all it needs can be imported."""
     code = "import sys; sys.modules['torch'] = sys.modules['vllm'] = None; import anbar.cli.router"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)

@@ -42,12 +42,13 @@ class ServerLimits:
     """Unserved requests (heads and bodies) behind the current one; what comes beyond is discarded, and 413 is
     the last answer."""
 
-    linger_s: float = 1.0
-    """How long input is discarded after a refusal, so that the client can read the answer."""
+    linger_s: float = 10.0
+    """How long input is discarded after a refusal, so that the client can read the answer: what a client
+    that sends 50 MB on without looking needs on a slow link or a loaded machine. One that looks closes."""
 
     linger_bytes: int = 64 * 1024**2
-    """How much input is discarded after a refusal at most: what a client can send within `linger_s`, or it
-    would meet a reset while it still sends, and never read the answer."""
+    """How much input is discarded after a refusal at most. A client that sends more without looking meets a
+    reset, and never reads the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from anbar.tier.breaker import Breaker
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.tally import Series, Tally
 
+CALL_BYTES = 32 * 1024 * 1024
+"""Bytes that one call on the store moves: enough to keep its threads busy, little to lose to one deadline."""
+
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:

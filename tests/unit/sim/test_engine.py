@@ -1,6 +1,9 @@
 """What an engine does, one rule at a time."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count, islice
 
 import pytest
 
@@ -18,6 +21,9 @@ from anbar.sim.engine.step import StepResult
 from anbar.tier.wish import Storing, Wish
 from tests.unit.sim.workload import BLOCK, COST, TokenKeys
 
+_FRESH = count(10_000)
+"""Tokens that no request has had."""
+
 
 def shape(num_blocks: int = 33, **changes: int) -> EngineShape:
     """Blocks of 4 tokens, no cost of KV."""
@@ -27,7 +33,7 @@ def shape(num_blocks: int = 33, **changes: int) -> EngineShape:
 
 def ask(name: str, prompt: Sequence[int], num_answer: int = 1, salt: int = 0) -> EngineRequest:
     """A request whose answer consists of tokens that no other has."""
-    tokens = [*prompt, *(hash((name, i)) for i in range(num_answer))]
+    tokens = [*prompt, *islice(_FRESH, num_answer)]
     return EngineRequest(RequestId(name), len(prompt), num_answer, TokenKeys(tokens, salt))
 
 
@@ -115,6 +121,19 @@ def test_another_salt_is_another_prefix() -> None:
     engine.add(unread)
     assert pieces(step(engine)[0]) == [("b", 0, 8), ("c", 0, 8)]
     assert engine.counters.num_prefix_queries == 16
+
+
+def test_only_what_the_device_was_asked_for_counts_as_asked() -> None:
+    """Without prefix caching the host tier is all that is asked, and every prompt token with it: the second
+    request loads both of its chunks."""
+    cacheless = EngineShape(BLOCK, 7, 8, 64, 24, prefix_caching=False)
+    engine = Engine(cacheless, COST, Tiers(HostShape(20)))
+    for name in "ab":
+        engine.add(ask(name, range(9)))
+        run(engine)
+    counters = engine.counters
+    assert (counters.num_prefix_queries, counters.num_prefix_hits) == (0, 0)
+    assert (counters.num_external_queries, counters.num_external_hits) == (18, 8)
 
 
 def test_who_came_last_is_preempted_and_comes_back_first() -> None:
@@ -252,7 +271,7 @@ def test_evictions_are_announced_before_what_takes_their_place() -> None:
         Removed((keys[0],)),
         Stored(second, 0, tuple(second.keys.first(2)), None),
     )
-    assert engine.counters.num_evictions == 2
+    assert engine.pool.num_evictions == 2
 
 
 def tiered(num_chunks: int = 20, *, chunk_blocks: int = 1, offload: Offload = Offload.ALL) -> Engine:
@@ -262,7 +281,7 @@ def tiered(num_chunks: int = 20, *, chunk_blocks: int = 1, offload: Offload = Of
 
 def filler(name: str) -> EngineRequest:
     """Takes the whole device."""
-    return ask(name, [hash((name, i)) for i in range(23)])
+    return ask(name, list(islice(_FRESH, 23)))
 
 
 def test_a_store_is_copied_by_the_next_step() -> None:
@@ -372,13 +391,18 @@ def test_the_end_of_a_prompt_leaves_the_host_before_its_beginning() -> None:
 
 
 def test_a_store_that_finds_no_place_is_offered_again() -> None:
-    """A host tier of one chunk and a prompt of two: nothing can be stored, nothing breaks."""
-    engine = tiered(1)
-    engine.add(ask("a", range(8), 3))
-    engine.add(ask("b", range(50, 54), 3))
-    events, _ = run(engine)
-    on_host = [event for event in events if isinstance(event, TierStored)]
-    assert len(on_host) == 1
+    """A host tier of two chunks and two prompts of two. The first one's are planned in step 0 and copied in
+    step 1, and cannot go until then: the second one's are refused in both. They have a place in step 2 and
+    are copied in step 3, though its answer fills the next chunk only in step 4."""
+    engine = tiered(2)
+    first, second = ask("a", range(8)), ask("b", range(50, 58), 6)
+    engine.add(first)
+    engine.add(second)
+    stored = {
+        number: [event.keys[0] for event in step(engine)[1].events if isinstance(event, TierStored)]
+        for number in range(4)
+    }
+    assert stored == {0: [], 1: first.keys.first(2), 2: [], 3: second.keys.first(2)}
 
 
 def test_an_id_may_be_used_again_at_once() -> None:
@@ -410,7 +434,7 @@ def test_what_one_engine_stored_another_loads() -> None:
     first.add(request)
     events, now_s = run(first)
     keys = request.keys.first(4)
-    assert [event for event in events if event == TierStored((keys[0],), Tier.SHARED)]
+    assert TierStored((keys[0],), Tier.SHARED) in events
     again, other = ask("b", range(16)), ask("c", [1, 2])
     second.add(again)
     second.add(other)
@@ -477,6 +501,33 @@ def test_what_is_gone_before_it_was_fetched_is_computed() -> None:
     assert (again.num_external_hit, again.num_generated) == (0, 1)
     # It was asked for at 0 s, found at 0.3 s, and missing at 0.8 s; what was computed is stored until 0.93 s.
     assert ended_s - now_s == pytest.approx(0.93, abs=0.02)
+
+
+def test_clearing_one_engine_ends_no_call_of_another() -> None:
+    """The second engine asks for what the first one stored, which takes a quarter of a second and half a
+    second more to fetch. The first clears its tiers meanwhile, and does not wait for what it is storing (its
+    last call ends much later): the second is served when it is without that."""
+    ended = []
+    for clears in (False, True):
+        first, second = pair(SharedTier(50, replace(COSTLY, store=TierCost(3.0, math.inf))))
+        first.add(ask("a", range(16)))
+        _, now_s = run(first)
+        first.add(ask("b", range(100, 120)))
+        is_on_host = False
+        while not is_on_host:
+            running, result = step(first, now_s)
+            now_s = running.ends_s
+            is_on_host = any(isinstance(event, TierStored) for event in result.events)
+        again = ask("c", range(16))
+        second.add(again)
+        step(second, now_s)
+        if clears:
+            first.clear_cache(tiers=True)
+            first.check_integrity()
+        _, ended_s = run(second, now_s)
+        assert again.num_external_hit == 16
+        ended.append(ended_s - now_s)
+    assert ended[0] == ended[1] >= 0.75
 
 
 def test_a_slow_store_delays_a_request_no_longer_than_it_may() -> None:

@@ -22,9 +22,14 @@ def holder(keys: str = "") -> EngineRequest:
 
 @dataclass(frozen=True)
 class _Letters:
+    """Keys that are letters, or `chained`: all letters so far, as real ones tell all before them."""
+
     letters: str
+    chained: bool = False
 
     def first(self, num_blocks: int) -> tuple[BlockKey, ...]:
+        if self.chained:
+            return tuple(self.letters[: i + 1] for i in range(num_blocks))
         return tuple(self.letters[:num_blocks])
 
 
@@ -202,8 +207,7 @@ def test_like_a_naive_pool(operations: list[tuple[str, int, str]]) -> None:
     requests: list[EngineRequest] = []
     for kind, number, letters in operations:
         if kind == "start":
-            # Chained: a block's key tells all before it, as real ones do.
-            request = EngineRequest(RequestId("r"), 1, 1, _Chained(letters))
+            request = EngineRequest(RequestId("r"), 1, 1, _Letters(letters, chained=True))
             found = pool.find(request.keys.first(len(letters)))  # type: ignore[arg-type]
             assert found == naive.find(request.keys.first(len(letters)))  # type: ignore[arg-type]
             assert pool.num_free_among(found) == sum(block in naive.free for block in found)
@@ -230,11 +234,3 @@ def test_like_a_naive_pool(operations: list[tuple[str, int, str]]) -> None:
         assert pool.contents() == [naive.key_of(block) for block in range(NUM_BLOCKS)]
         pool.check_integrity(requests)
     assert pool.take_events() == naive.events
-
-
-@dataclass(frozen=True)
-class _Chained:
-    letters: str
-
-    def first(self, num_blocks: int) -> tuple[BlockKey, ...]:
-        return tuple(self.letters[: i + 1] for i in range(num_blocks))

@@ -35,7 +35,7 @@ from anbar.tier.breaker import Breaker, BreakerState
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.store import Store, StoreStats
 from anbar.tier.tally import Series, Tally
-from anbar.tier.transfers import Direction, Finished, Job, TransferConfig, Transfers
+from anbar.tier.transfers import CALL_BYTES, Direction, Finished, Job, TransferConfig, Transfers
 
 # Below vLLM's logger, so that lines appear in the engine's log.
 logger = init_logger("vllm.anbar.shared_tier")
@@ -45,9 +45,6 @@ _ANSWERS = {
     Answer.MISS: LookupResult.MISS,
     Answer.RETRY: LookupResult.RETRY,
 }
-_CALL_BYTES = 32 * 1024 * 1024
-"""Bytes that one call on the store moves: enough to keep its threads busy, little to lose to one deadline."""
-
 _LABEL = {
     Series.LOOKUPS: "result",
     Series.LOADS: "result",
@@ -110,7 +107,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
                 row_bytes=row_bytes,
                 max_store_rows=max(1, num_rows // 2),
                 max_load_rows=max(1, num_rows // 2),
-                rows_per_call=max(1, _CALL_BYTES // row_bytes),
+                rows_per_call=max(1, CALL_BYTES // row_bytes),
             ),
         )
         self._calls = StoreCalls(store, self._breaker, self._row, options.timeouts)

@@ -89,8 +89,8 @@ def tiers(flags: Flags, shape: EngineShape) -> tuple[HostShape | None, SharedTie
     cost = FREE_STORE if flags.cost == NO_COST else STORE
     owner = f"anbar:{store.get('id', 'emulated')}"
     num_chunks = max(1, _whole(store, "capacity_bytes", _STORE_BYTES) // chunk_bytes)
-    chunks = None if flags.shared_dir is None else _chunks_in(flags.shared_dir, num_chunks)
-    return host, SharedTier(num_chunks, cost, chunks), owner
+    chunks = num_chunks if flags.shared_dir is None else _chunks_in(flags.shared_dir, num_chunks)
+    return host, SharedTier(chunks, cost), owner
 
 
 def _chunks_in(directory: Path, num_chunks: int) -> KeyDirectory:

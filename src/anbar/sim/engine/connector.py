@@ -27,7 +27,7 @@ class _Offload:
     request: EngineRequest
     num_chunks_seen: int = 0
     """Leading chunks that need not be offered any more: stored, loaded or there."""
-    num_jobs: int = 0
+    num_copies: int = 0
     used: set[BlockKey] = field(default_factory=set)
     fetched: set[BlockKey] = field(default_factory=set)
     """Chunks that the shared tier was asked for, for this request."""
@@ -37,7 +37,7 @@ class _Offload:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class Copy:
     """A copy of some chunks of a request between device and host."""
 
     offload: _Offload
@@ -69,11 +69,11 @@ class Connector:
         self._offloads: dict[RequestId, _Offload] = {}
         self._behind: set[_Offload] = set()
         """Whose last offer was refused: they offer again in the next step."""
-        self.loads: list[Job] = []
+        self.loads: list[Copy] = []
         """Copied in this step."""
-        self.stores: list[Job] = []
+        self.stores: list[Copy] = []
         """Planned in this step, to be copied in the next one."""
-        self.copying: list[Job] = []
+        self.copying: list[Copy] = []
         """Stores that are copied in this step."""
         self._loading: set[BlockKey] = set()
         self._given_away: set[int] = set()
@@ -105,7 +105,7 @@ class Connector:
         offload = self._offloads[request.id]
         if not request.reads_cache:
             return 0
-        if offload.num_jobs:
+        if offload.num_copies:
             return None
         size = self._chunk_tokens
         limit = request.num_tokens
@@ -136,7 +136,7 @@ class Connector:
         self._given_away.update(request.blocks)
         offload.used.update(keys)
         offload.num_chunks_seen = end
-        self._start(Job(offload, keys, num_tokens), self.loads)
+        self._start(Copy(offload, keys, num_tokens), self.loads)
 
     def num_shared(self, request: EngineRequest, num_local: int, num_tokens: int) -> int:
         """How many of the `num_tokens` matched after `num_local` come from the shared tier."""
@@ -162,8 +162,9 @@ class Connector:
                 self._offer(self._offloads[piece.request.id], after)
         leaving = [offload for request in ended if (offload := self._offloads.get(request.id)) is not None
                    and offload.request is request]  # fmt: skip
-        for offload in leaving:
-            self._offer_last(offload, step)
+        last = [copy for offload in leaving if (copy := self._offer_last(offload)) is not None]
+        if last:
+            self._hurry(last, self._blocks_given(step))
         for offload in leaving:
             self._close(offload)
         self._given_away.clear()
@@ -173,16 +174,16 @@ class Connector:
         """The step is over: the requests whose loads are over too."""
         stores, self.copying = self.copying, []
         loads, self.loads = self.loads, []
-        for job in stores:
-            self.host.written(job.keys)
+        for copy in stores:
+            self.host.written(copy.keys)
             if self.link is not None:
-                self.link.store(job.request, job.keys)
-            self._end(job)
-        for job in loads:
-            self.host.unpin(job.keys)
-            self._loading.difference_update(job.keys)
-            self._end(job)
-        return [job.request for job in loads]
+                self.link.store(copy.request, copy.keys)
+            self._end(copy)
+        for copy in loads:
+            self.host.unpin(copy.keys)
+            self._loading.difference_update(copy.keys)
+            self._end(copy)
+        return [copy.request for copy in loads]
 
     def close(self, request: EngineRequest) -> None:
         """A request ended; its blocks are still its own."""
@@ -197,7 +198,7 @@ class Connector:
                 self._behind.discard(offload)
                 del self._offloads[offload.request.id]
                 continue
-            offload.num_chunks_seen = offload.num_jobs = 0
+            offload.num_chunks_seen = offload.num_copies = 0
             offload.used.clear()
             offload.fetched.clear()
             self._behind.add(offload)
@@ -212,10 +213,10 @@ class Connector:
 
     def check_integrity(self) -> None:
         """AssertionError unless copies, requests and chunks agree."""
-        jobs = [*self.loads, *self.stores, *self.copying]
+        copies = [*self.loads, *self.stores, *self.copying]
         for offload in self._offloads.values():
-            assert offload.num_jobs == sum(job.offload is offload for job in jobs), "jobs miscounted"
-        assert self._loading == {key for job in self.loads for key in job.keys}
+            assert offload.num_copies == sum(copy.offload is offload for copy in copies), "copies miscounted"
+        assert self._loading == {key for copy in self.loads for key in copy.keys}
         self.host.check_integrity()
         if self.link is not None:
             self.link.check_integrity()
@@ -244,7 +245,7 @@ class Connector:
             is_certain = is_certain and found is Found.HIT
         return num_hits if is_certain else None
 
-    def _offer(self, offload: _Offload, num_tokens: int) -> Job | None:
+    def _offer(self, offload: _Offload, num_tokens: int) -> Copy | None:
         """Store what is new of the first `num_tokens` tokens of a request."""
         request = offload.request
         num_tokens = min(num_tokens, request.num_tokens)
@@ -265,26 +266,27 @@ class Connector:
         offload.num_chunks_seen = end
         if not new:
             return None
-        return self._start(Job(offload, new, len(new) * self._chunk_tokens), self.stores)
+        return self._start(Copy(offload, new, len(new) * self._chunk_tokens), self.stores)
 
-    def _offer_last(self, offload: _Offload, step: Step) -> None:
-        """Store what an ended request has left. Its blocks are free: when they were given away in this step,
-        they are copied before it computes."""
+    def _offer_last(self, offload: _Offload) -> Copy | None:
+        """Store what an ended request has left."""
         request = offload.request
         is_aborted = request.status is Status.ABORTED
         num_tokens = request.num_computed if is_aborted else request.num_tokens - 1
-        start = offload.num_chunks_seen
-        job = self._offer(offload, min(num_tokens, len(offload.blocks) * self._shape.block_size))
-        if job is None:
-            return
+        return self._offer(offload, min(num_tokens, len(offload.blocks) * self._shape.block_size))
+
+    def _hurry(self, stores: Sequence[Copy], given: set[int]) -> None:
+        """The blocks of ended requests are free: of these, what was given away is copied before the step
+        computes."""
         size = self._chunk_blocks
-        stored = set(job.keys)
-        indices = [start + i for i, key in enumerate(self._keys(request, start, offload.num_chunks_seen))
-                   if key in stored]  # fmt: skip
-        blocks = {block for i in indices for block in offload.blocks[i * size : (i + 1) * size]}
-        if not blocks.isdisjoint(self._blocks_given(step)):
-            self.stores.remove(job)
-            self.copying.append(job)
+        for store in stores:
+            offload, stored = store.offload, set(store.keys)
+            keys = self._keys(store.request, 0, offload.num_chunks_seen)
+            chunks = [i for i, key in enumerate(keys) if key in stored]
+            blocks = [block for i in chunks for block in offload.blocks[i * size : (i + 1) * size]]
+            if not given.isdisjoint(blocks):
+                self.stores.remove(store)
+                self.copying.append(store)
 
     def _blocks_given(self, step: Step) -> set[int]:
         """Blocks that requests got in this step, also those that they share."""
@@ -307,17 +309,17 @@ class Connector:
         self.host.refresh(reversed(used))
         self._forget_if_done(offload)
 
-    def _start(self, job: Job, jobs: list[Job]) -> Job:
-        job.offload.num_jobs += 1
-        jobs.append(job)
-        return job
+    def _start(self, copy: Copy, copies: list[Copy]) -> Copy:
+        copy.offload.num_copies += 1
+        copies.append(copy)
+        return copy
 
-    def _end(self, job: Job) -> None:
-        job.offload.num_jobs -= 1
-        self._forget_if_done(job.offload)
+    def _end(self, copy: Copy) -> None:
+        copy.offload.num_copies -= 1
+        self._forget_if_done(copy.offload)
 
     def _forget_if_done(self, offload: _Offload) -> None:
-        if offload.is_over and not offload.num_jobs and self._offloads.get(offload.request.id) is offload:
+        if offload.is_over and not offload.num_copies and self._offloads.get(offload.request.id) is offload:
             del self._offloads[offload.request.id]
             if self.link is not None:
                 self.link.close(offload.request)
@@ -325,8 +327,8 @@ class Connector:
     def _account(self, step: Step) -> None:
         """Copies of this step. The KV of a block lies in `copies_per_block` pieces."""
         block_size, pieces = self._shape.block_size, self._shape.copies_per_block
-        step.num_loaded_tokens = sum(job.num_tokens for job in self.loads)
-        step.num_stored_tokens = sum(job.num_tokens for job in self.copying)
+        step.num_loaded_tokens = sum(copy.num_tokens for copy in self.loads)
+        step.num_stored_tokens = sum(copy.num_tokens for copy in self.copying)
         step.num_load_copies = step.num_loaded_tokens // block_size * pieces
         step.num_store_copies = step.num_stored_tokens // block_size * pieces
         self._counters.num_loaded += step.num_loaded_tokens

@@ -30,33 +30,10 @@ class Counters:
     num_shared_hits: int = 0
     """Those of them that came from the shared tier for the request itself
     (`prompt_tokens_cached_by_source{source="disk"}`); what an earlier request fetched is host RAM's."""
-    num_evictions: int = 0
-    """Blocks whose content gave way to something else."""
     num_loaded: int = 0
     """Copied to the device."""
     num_stored: int = 0
     """Copied from the device."""
-
-    def count_lookup(
-        self,
-        request: EngineRequest,
-        num_device: int,
-        num_external: int,
-        num_shared: int = 0,
-        *,
-        asked_tiers: bool,
-    ) -> None:
-        """A request was admitted, or started to load; `num_shared` are of `num_external`. Preempted ones come
-        again and are not counted."""
-        if request.num_preemptions:
-            return
-        if request.reads_cache:
-            self.num_prefix_queries += request.num_tokens
-            self.num_prefix_hits += num_device
-        if asked_tiers:
-            self.num_external_queries += request.num_tokens - num_device
-            self.num_external_hits += num_external
-            self.num_shared_hits += num_shared
 
     def count_prompt(self, request: EngineRequest) -> None:
         """A request got its first token."""

@@ -139,7 +139,6 @@ class Engine:
         assert self._running is not None, "no step is under way"
         running, self._running = self._running, None
         self._tell_time(running.ends_s)
-        self.counters.num_evictions = self.pool.num_evictions
         return self.scheduler.finish(running.step)
 
     def clear_cache(self, *, preempts: bool = False, tiers: bool = False) -> bool:

@@ -6,6 +6,7 @@ head of the free queue, which is a ring of links in two lists.
 """
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from anbar.core.errors import ConfigError
 from anbar.sim.engine.events import Cleared, EngineEvent, Removed, Stored
@@ -38,14 +39,9 @@ class BlockPool:
         """Cached blocks that were taken for something else."""
 
     @property
-    def num_usable(self) -> int:
-        """Blocks that can be free."""
-        return len(self._next) - 1
-
-    @property
     def usage(self) -> float:
         """Share of the blocks that somebody holds, 0..1."""
-        return 1.0 - self.num_free / self.num_usable
+        return 1.0 - self.num_free / (len(self._next) - 1)
 
     def find(self, keys: Sequence[BlockKey]) -> list[int]:
         """Blocks of the longest run of `keys`, from the first, that are cached."""
@@ -133,7 +129,7 @@ class BlockPool:
 
     def clear(self) -> bool:
         """Forget all that is cached; False, and nothing done, while a block is held."""
-        if self.num_free != self.num_usable:
+        if self.num_free != len(self._next) - 1:
             return False
         self._by_key.clear()
         self._keys = [None] * len(self._keys)
@@ -184,7 +180,7 @@ class BlockPool:
         for key, there in self._by_key.items():
             in_map += [(block, key) for block in (there if isinstance(there, list) else [there])]
         keyed = [(block, key) for block, key in enumerate(self._keys) if key is not None]
-        assert sorted(in_map, key=_first) == keyed, "map and blocks disagree"
+        assert sorted(in_map, key=itemgetter(0)) == keyed, "map and blocks disagree"
 
     def _forget(self, block: int) -> None:
         key, self._keys[block] = self._keys[block], None
@@ -213,7 +209,3 @@ class BlockPool:
         next_[before] = after
         previous[after] = before
         self.num_free += len(blocks)
-
-
-def _first(pair: tuple[int, BlockKey]) -> int:
-    return pair[0]

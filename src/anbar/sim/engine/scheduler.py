@@ -4,7 +4,9 @@ Models vLLM 0.32 `v1/core/sched/scheduler.py` with `KVCacheManager.allocate_slot
 scheduled synchronously (a step is planned when the one before has ended, as on the CPU platform): chunked
 prefill under a token budget, prefix hits on the device and below it, preemption of the request that was
 admitted last, admission only when the whole prompt fits. Not modelled: priorities, speculative decoding,
-encoder inputs, more than one cache group.
+encoder inputs, more than one cache group, the limit of adapters in a step (`max_loras`), a limit of long
+prompts' pieces (`long_prefill_token_threshold`), prompts that must be computed in one step (chunked prefill
+switched off), loads that fail, and a scheduler that is paused.
 """
 
 from collections import deque
@@ -41,8 +43,9 @@ class _Found:
     """Tokens to be loaded from a tier below."""
     num_computed: int
     """Tokens of both, and those loaded by an earlier step."""
-    is_lookup: bool
-    """The caches were asked; not so for a request that comes back from loading."""
+    asked_device: bool = False
+    asked_tiers: bool = False
+    """Neither is asked for a request that comes back from loading."""
 
 
 class Scheduler:
@@ -66,7 +69,7 @@ class Scheduler:
         self._loaded: set[EngineRequest] = set()
         self._ended: list[EngineRequest] = []
         """Requests that ended since the last step was planned: what they leave may still be stored."""
-        self.is_blocked = False
+        self._is_blocked = False
         """Whoever the last plan left waiting waits for room alone: until something ends, so will the next."""
 
     @property
@@ -124,14 +127,14 @@ class Scheduler:
         if self._connector is not None:
             self._connector.open(request)
 
-    def abort(self, request_id: RequestId) -> EngineRequest | None:
-        """End a request without an answer; None when it has ended already or was never there.
+    def abort(self, request_id: RequestId) -> None:
+        """End a request without an answer; nothing is done when it has ended already or was never there.
 
         Its blocks are free at once, except while a load writes into them.
         """
         request = self._requests.get(request_id)
         if request is None or request.status is Status.ABORTED:
-            return None
+            return
         keeps_blocks = request.status is Status.LOADING and request not in self._loaded
         if request.status is Status.RUNNING:
             self._running.remove(request)
@@ -140,13 +143,12 @@ class Scheduler:
         self._loaded.discard(request)
         request.status = Status.ABORTED
         self._end(request, keeps_blocks=keeps_blocks)
-        return request
 
     def schedule(self) -> Step:
         """Plan the next step."""
         step = Step()
         budget = self._schedule_running(step)
-        self.is_blocked = not self.num_waiting
+        self._is_blocked = not self.num_waiting
         if not step.preempted:
             self._admit(step, budget)
         if self._connector is not None:
@@ -188,7 +190,7 @@ class Scheduler:
     def max_repeats(self, step: Step) -> int:
         """How many steps like the planned one follow each other, it included, with nothing in between that
         anybody could see: no admission, no block filled, nobody ready before the last of them."""
-        if not (self.is_quiet and self.is_blocked and step.pieces) or step.preempted:
+        if not (self.is_quiet and self._is_blocked and step.pieces):
             return 1
         if self._connector is not None and self._connector.has_work:
             return 1
@@ -284,67 +286,62 @@ class Scheduler:
     def _admit(self, step: Step, budget: int) -> None:
         skipped: list[EngineRequest] = []
         skipped_holding: list[EngineRequest] = []
-        self.is_blocked = True
+        self._is_blocked = True
         while budget and len(self._running) < self._shape.max_num_seqs:
             queue = self._holding or self._waiting
             if not queue:
                 break
             request = queue[0]
-            verdict, num_new = self._try(request, budget)
+            verdict = self._try(request, step, budget)
             if verdict is _Verdict.FULL:
                 break
             queue.popleft()
             if verdict is _Verdict.ADMITTED:
-                step.pieces.append(Piece(request, request.num_computed, num_new))
                 step.num_admitted += 1
-                request.num_computed += num_new
-                budget -= num_new
+                budget -= step.pieces[-1].num_new
             else:
                 (skipped_holding if request.num_computed else skipped).append(request)
-        self.is_blocked = not skipped and not skipped_holding
+        self._is_blocked = not skipped and not skipped_holding
         self._holding.extendleft(reversed(skipped_holding))
         self._waiting.extendleft(reversed(skipped))
 
-    def _try(self, request: EngineRequest, budget: int) -> tuple[_Verdict, int]:
-        """Admit the request at the head of a queue, or start its load; with it the tokens to compute."""
+    def _try(self, request: EngineRequest, step: Step, budget: int) -> _Verdict:
+        """Admit the request at the head of a queue to the step, or start its load."""
         if request.status is Status.LOADING:
             if request not in self._loaded:
-                return _Verdict.SKIPPED, 0
+                return _Verdict.SKIPPED
             self._end_loading(request)
         found = self._find(request)
         if found is None:
-            return _Verdict.SKIPPED, 0
+            return _Verdict.SKIPPED
         loads = found.num_external > 0
         num_new = 0 if loads else min(request.num_tokens - found.num_computed, budget)
         if not self._fits(request, found, num_new):
-            return _Verdict.FULL, 0
+            return _Verdict.FULL
         self._allocate(request, found, num_new)
-        if found.is_lookup:
-            connector, num_external = self._connector, found.num_external
-            num_local = found.num_computed - num_external
-            num_shared = connector.num_shared(request, num_local, num_external) if connector and loads else 0
-            self._counters.count_lookup(
-                request, num_local, num_external, num_shared, asked_tiers=connector is not None
-            )
-        request.num_computed = found.num_computed
-        if loads or found.num_computed + num_new < request.num_tokens:
+        if not request.num_preemptions:
+            self._count_lookup(request, found)
+        request.num_computed = found.num_computed + num_new
+        if loads or request.num_computed < request.num_tokens:
             self._prefilling.add(request)
         else:
             self._prefilling.discard(request)
         if loads:
             request.status = Status.LOADING
-            return _Verdict.SKIPPED, 0
+            return _Verdict.SKIPPED
         request.status = Status.RUNNING
         self._running.append(request)
-        return _Verdict.ADMITTED, num_new
+        step.pieces.append(Piece(request, found.num_computed, num_new))
+        return _Verdict.ADMITTED
 
     def _find(self, request: EngineRequest) -> _Found | None:
         """What of a waiting request is cached; None when a tier needs more time to say."""
         if request.num_computed:
-            return _Found([], 0, request.num_computed, is_lookup=False)
+            return _Found([], 0, request.num_computed)
         block_size = self._shape.block_size
         blocks: list[int] = []
-        if self._shape.prefix_caching and request.reads_cache:
+        asks_device = self._shape.prefix_caching and request.reads_cache
+        if asks_device:
             # The last token is always computed: its logits are wanted.
             blocks = self._pool.find(request.keys.first((request.num_tokens - 1) // block_size))
         num_local, num_external = len(blocks) * block_size, 0
@@ -355,7 +352,22 @@ class Scheduler:
             num_external = matched
         if not request.num_preemptions:
             request.num_device_hit, request.num_external_hit = num_local, num_external
-        return _Found(blocks, num_external, num_local + num_external, is_lookup=True)
+        return _Found(
+            blocks, num_external, num_local + num_external, asks_device, self._connector is not None
+        )
+
+    def _count_lookup(self, request: EngineRequest, found: _Found) -> None:
+        """Of a request that is admitted, or starts to load, for the first time."""
+        counters, num_external = self._counters, found.num_external
+        num_local = found.num_computed - num_external
+        if found.asked_device:
+            counters.num_prefix_queries += request.num_tokens
+            counters.num_prefix_hits += num_local
+        if found.asked_tiers:
+            counters.num_external_queries += request.num_tokens - num_local
+            counters.num_external_hits += num_external
+        if num_external and self._connector is not None:
+            counters.num_shared_hits += self._connector.num_shared(request, num_local, num_external)
 
     def _fits(self, request: EngineRequest, found: _Found, num_new: int) -> bool:
         num_held = len(request.blocks) + len(found.blocks)

@@ -23,10 +23,7 @@ from anbar.tier.breaker import Breaker, Ticket, judge
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.tally import Tally
-from anbar.tier.transfers import Call, Direction, Finished, Job, TransferConfig, Transfers
-
-_CALL_BYTES = 32 * 1024 * 1024
-"""Bytes that one call on the store moves, as in the plugin."""
+from anbar.tier.transfers import CALL_BYTES, Call, Direction, Finished, Job, TransferConfig, Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,10 @@ class _Result:
     ticket: Ticket | None
 
 
+_Due = tuple[float, int, AnyCall, Ticket, list[_Result]]
+"""When a call ends, its number, and where its result goes."""
+
+
 class Chunks(Protocol):
     """Which chunks a store holds, by scope and key; the longest unused go when it is full.
 
@@ -74,6 +75,9 @@ class ChunkTable:
     """Chunks in this process."""
 
     def __init__(self, num_chunks: int) -> None:
+        """Raises ConfigError when nothing fits."""
+        if num_chunks < 1:
+            raise ConfigError(f"num_chunks is {num_chunks}: the shared tier must hold at least one chunk")
         self._num_chunks = num_chunks
         self._chunks: OrderedDict[tuple[Scope, bytes], None] = OrderedDict()
 
@@ -95,16 +99,13 @@ class ChunkTable:
 
 
 class SharedTier:
-    """The store of the engines of a process; with `chunks` of their own kind, of more than one process."""
+    """The store of the engines of a process, or of more than one: that is up to `chunks`."""
 
-    def __init__(self, num_chunks: int, cost: SharedCost | None = None, chunks: Chunks | None = None) -> None:
-        """Raises ConfigError when nothing fits."""
-        if num_chunks < 1:
-            raise ConfigError(f"num_chunks is {num_chunks}: the shared tier must hold at least one chunk")
-        self.num_chunks = num_chunks
+    def __init__(self, chunks: Chunks | int, cost: SharedCost | None = None) -> None:
+        """A number: so many chunks in this process. Raises ConfigError when nothing fits."""
         self.cost = cost or SharedCost()
-        self._chunks: Chunks = chunks if chunks is not None else ChunkTable(num_chunks)
-        self._due: list[tuple[float, int, AnyCall, Ticket, list[_Result]]] = []
+        self._chunks = ChunkTable(chunks) if isinstance(chunks, int) else chunks
+        self._due: list[_Due] = []
         self._number = 0
 
     def submit(self, call: AnyCall, ends_s: float, ticket: Ticket, results: list[_Result]) -> None:
@@ -115,10 +116,23 @@ class SharedTier:
     def advance(self, now_s: float) -> None:
         """Let the calls take effect that have ended by now."""
         while self._due and self._due[0][0] <= now_s:
-            _, _, call, ticket, results = heapq.heappop(self._due)
-            evicted: list[bytes] = []
-            outcomes = [self._perform(call, key, evicted) for key in call.keys]
-            results.append(_Result(call, outcomes, evicted, ticket))
+            self._end(heapq.heappop(self._due))
+
+    def finish(self, results: list[_Result], now_s: float) -> None:
+        """Like `advance`; and let all calls whose results go there take effect, too, in their order."""
+        self.advance(now_s)
+        theirs = [due for due in self._due if due[-1] is not results]
+        ours = [due for due in self._due if due[-1] is results]
+        heapq.heapify(theirs)
+        self._due = theirs
+        for due in sorted(ours):
+            self._end(due)
+
+    def _end(self, due: _Due) -> None:
+        _, _, call, ticket, results = due
+        evicted: list[bytes] = []
+        outcomes = [self._perform(call, key, evicted) for key in call.keys]
+        results.append(_Result(call, outcomes, evicted, ticket))
 
     def _perform(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
         try:
@@ -166,7 +180,7 @@ class SharedLink:
                 row_bytes=self._chunk_bytes,
                 max_store_rows=max(1, host.num_chunks // 2),
                 max_load_rows=max(1, host.num_chunks // 2),
-                rows_per_call=max(1, _CALL_BYTES // self._chunk_bytes),
+                rows_per_call=max(1, CALL_BYTES // self._chunk_bytes),
             ),
         )
         self._results: list[_Result] = []
@@ -222,7 +236,7 @@ class SharedLink:
 
     def lookup(self, request: EngineRequest, key: BlockKey, used: set[BlockKey]) -> Found:
         """Where a chunk is that the host tier does not have; if the store has it, it is fetched."""
-        name = cast(bytes, key)
+        name = cast(bytes, key)  # any hashable: the policies only compare keys
         answer = self._lookups.answer(request.id, name)
         if answer is Answer.RETRY:
             return Found.UNKNOWN
@@ -270,9 +284,8 @@ class SharedLink:
     def clear(self) -> None:
         """The host tier is about to be emptied: wait for what is on its way (its last call's end, here, does
         not take the engine's time), and fetch nothing that was found."""
-        if self._ends_s:
-            self._tier.advance(max(self._ends_s))
-            self._ends_s.clear()
+        self._tier.finish(self._results, self._now.value_s)
+        self._ends_s.clear()
         self._has_polled = False
         self.poll()
         self._has_polled = False

@@ -25,6 +25,7 @@ from anbar.adapters.vllm.chat_messages import (
     without_developer,
 )
 from anbar.adapters.vllm.chat_template import ContentFormat, content_format
+from anbar.adapters.vllm.word_cache import MAX_CHARS, Backend, WordCache, has_words
 from anbar.core.errors import ConfigError
 from anbar.core.request import MAX_CHARS_PER_TOKEN
 
@@ -54,6 +55,9 @@ class TokenizerOptions:
     """`--chat-template-content-format`; None: told from the template."""
     exclude_tools_when_none: bool = False
     """`--exclude-tools-when-tool-choice-none`."""
+    remembers_words: bool = False
+    """Not the engine's: have the ids of words at hand. Short texts take a fifth of the time, during which
+    other threads wait."""
 
 
 class HfTokenizer(Protocol):
@@ -112,6 +116,12 @@ class Tokenizer:
         self._own_renderer = own_renderer
         self._processor_template = processor_template
         self._lock = threading.Lock()
+        backend = self._backend = cast("Backend | None", getattr(hf, "backend_tokenizer", None))
+        self._words: WordCache | None = None
+        self._adds_tokens = False
+        if options.remembers_words and backend is not None and has_words(backend):
+            self._words = WordCache(backend)
+            self._adds_tokens = backend.num_special_tokens_to_add(False) > 0
         self._guarded = copy.deepcopy(hf)
         """For calls that change the tokenizer's state (truncation) and for tokenizers without a fast
         backend."""
@@ -214,9 +224,11 @@ class Tokenizer:
         return self._truncated(list(encoded["input_ids"]), body)
 
     def _encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
-        backend = getattr(self._hf, "backend_tokenizer", None)
-        if backend is not None:
-            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        adds_tokens = self._adds_tokens and add_special_tokens
+        if self._words is not None and not adds_tokens and len(text) <= MAX_CHARS:
+            return self._words.encode(text)
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         with self._lock:
             encoded = self._guarded(
                 text, add_special_tokens=add_special_tokens, truncation=False, max_length=None

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
@@ -17,14 +18,17 @@ class ModelText:
     """One model's tokenizer and chat template."""
 
     def __init__(
-        self, prompts: Tokenizer, backend: tokenizers.Tokenizer, end_of_turn: int, max_model_len: int
+        self, prompts: Tokenizer, backend: tokenizers.Tokenizer, spec: "ModelSpec", max_model_len: int
     ) -> None:
         self._prompts = prompts
         self.max_model_len = max_model_len
         self.backend = backend
-        self.end_of_turn = end_of_turn
+        self.end_of_turn = spec.end_of_turn
         """The token that ends an answer."""
         self.vocab_size: int = backend.get_vocab_size()
+        """Of the tokenizer: what a text may consist of."""
+        self.num_logits = spec.num_logits or self.vocab_size
+        """Of the model, which may have fewer or more tokens than its tokenizer: what can be generated."""
 
     def chat(self, body: Json) -> list[int] | NotReproducible:
         """The prompt of a chat."""
@@ -49,6 +53,14 @@ class ModelText:
     def stream(self, prompt: Sequence[int]) -> "TextStream":
         """The text of an answer to `prompt`, token by token."""
         return TextStream(self.backend, prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What is known of a model from its configuration."""
+
+    end_of_turn: int
+    num_logits: int | None
 
 
 class TextStream:
@@ -78,8 +90,9 @@ def load_text(directory: Path, max_model_len: int) -> ModelText:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         raise ConfigError(f"--model: {file} is not a tokenizer: {error}") from error
-    prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len))
-    return ModelText(prompts, backend, _end_of_turn(directory, backend), max_model_len)
+    prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len, remembers_words=True))
+    spec = ModelSpec(_end_of_turn(directory, backend), _vocab_size(directory))
+    return ModelText(prompts, backend, spec, max_model_len)
 
 
 def _end_of_turn(directory: Path, backend: tokenizers.Tokenizer) -> int:
@@ -94,6 +107,17 @@ def _end_of_turn(directory: Path, backend: tokenizers.Tokenizer) -> int:
     if found is None:
         raise ConfigError(f"--model {directory}: its configuration names no eos token of its vocabulary")
     return int(found)
+
+
+def _vocab_size(directory: Path) -> int | None:
+    """`vocab_size` of the configuration, which models of more than text keep with the text's."""
+    config = _json(directory / "config.json")
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, dict) else {}):
+        size = part.get("vocab_size")
+        if type(size) is int and size > 0:
+            return size
+    return None
 
 
 def _json(file: Path) -> dict[str, object]:

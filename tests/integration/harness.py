@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL = "fake-model"
+PATIENCE_S = 60.0
+"""For whatever must come: nothing that works takes so long, however busy the machine is."""
 
 
 @dataclass
@@ -92,7 +94,7 @@ class Raw:
         return Answer(status, headers, await self.body(headers))
 
     async def read_all(self) -> bytes:
-        return await asyncio.wait_for(self.reader.read(), 10)
+        return await asyncio.wait_for(self.reader.read(), PATIENCE_S)
 
     async def close(self) -> None:
         self._writer.close()
@@ -114,10 +116,10 @@ async def call(
         else:
             lines = "".join(f"{k}: {v}\r\n" for k, v in (headers or {}).items())
             raw.write(f"{method} {path} HTTP/1.1\r\nhost: test\r\n{lines}\r\n".encode())
-        return await asyncio.wait_for(raw.answer(), 30)
+        return await asyncio.wait_for(raw.answer(), PATIENCE_S)
 
 
-async def eventually(holds: Callable[[], object], timeout_s: float = 5.0, what: str = "") -> None:
+async def eventually(holds: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
     """Wait until `holds()` (which may be a coroutine function) is true."""
     end_s = asyncio.get_running_loop().time() + timeout_s
     while True:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,9 +14,9 @@ from typing import Any
 import yaml
 
 from anbar.adapters.vllm.kv_publish import PublisherConfig
-from anbar.apps.emulator import EmulatedEngine, EngineSettings
+from anbar.apps.emulator import EmulatedEngine, EngineSettings, Fault, FaultKind
 from anbar.sim.engine.shape import EngineShape
-from tests.integration.harness import Answer, Raw, call, eventually
+from tests.integration.harness import PATIENCE_S, Answer, Raw, call, eventually
 from tests.integration.router import running_router
 from tests.ports import free_port
 
@@ -24,12 +25,15 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _SHAPE = ("block_size", "num_blocks", "max_model_len")
 QUICK = {
     "health_interval_s": 0.1,
-    "first_byte_timeout_s": 5.0,
-    "connect_timeout_s": 3.0,
-    "idle_timeout_s": 5.0,
-    "drain_timeout_s": 2.0,
+    "first_byte_timeout_s": PATIENCE_S,
+    "connect_timeout_s": PATIENCE_S,
+    "idle_timeout_s": PATIENCE_S,
+    "drain_timeout_s": PATIENCE_S,
 }
-"""Router settings of a test: everything that is waited for comes soon."""
+"""Router settings of a test: engines are looked at often, and nothing that works is given up."""
+
+
+_numbers = itertools.count()
 
 
 def text_prompt(name: str, words: int = 60) -> str:
@@ -55,6 +59,11 @@ class Stack:
         """Generation requests that reached any engine."""
         return sum(len(engine.records.seen) for engine in self.engines.values())
 
+    @property
+    def num_open(self) -> int:
+        """Generation requests that an engine has and has not ended."""
+        return sum(engine.records.num_open for engine in self.engines.values())
+
     async def get(self, path: str) -> Answer:
         return await call(self.port, "GET", path)
 
@@ -66,6 +75,25 @@ class Stack:
 
     async def chat(self, messages: object, **fields: object) -> Answer:
         return await self.post(CHAT, chat(messages, **fields))
+
+    async def at_once(self, prompts: Sequence[str], **fields: object) -> list[Answer]:
+        """Answers to requests that were all with an engine before any was answered: who gets which does not
+        depend on how fast they come and go."""
+        for engine in self.engines.values():
+            engine.arm(Fault(FaultKind.HANG, count=0))
+        asked = [asyncio.create_task(self.complete(prompt, **fields)) for prompt in prompts]
+        await eventually(lambda: self.num_open == len(asked), what="all requests are with an engine")
+        for engine in self.engines.values():
+            engine.faults.clear()
+        return await asyncio.gather(*asked)
+
+    async def warm(self) -> tuple[str, str]:
+        """A prompt that nobody used yet, and the one engine that now has it: it is known where it goes
+        next."""
+        prompt = text_prompt(f"warm {next(_numbers)}")
+        first = await self.complete(prompt)
+        await self.followed()
+        return prompt, first.engine
 
     async def described(self) -> dict[str, dict[str, Any]]:
         """What the router knows of each engine."""
@@ -96,20 +124,38 @@ class Stack:
             assert (await call(engine.port, "POST", COMPLETIONS, completion("a", max_tokens=1))).status == 200
         await self.followed()
 
+    async def restart(self, name: str) -> None:
+        """Another process takes an engine's place, the router has seen both its end and its beginning, and
+        has found out by itself that what it knew of the cache is void."""
+        engine, before = self.engines[name], (await self.described())[name]["kv_events"]["restarts"]
+        await engine.die()
+        await self.becomes(name, "unhealthy")
+        await engine.revive()
+        await self.becomes(name, "ready")
+
+        async def is_noticed() -> bool:
+            return (await self.described())[name]["kv_events"]["restarts"] > before
+
+        await eventually(is_noticed, what=f"the router knows that {name} was restarted")
+
     async def state(self, engine: str) -> str:
         return (await self.described())[engine]["state"]
 
-    async def becomes(self, engine: str, state: str, timeout_s: float = 5.0) -> None:
+    async def becomes(self, engine: str, state: str) -> None:
         async def is_so() -> bool:
             return await self.state(engine) == state
 
-        await eventually(is_so, timeout_s, f"{engine} becomes {state}")
+        await eventually(is_so, what=f"{engine} becomes {state}")
 
     async def samples(self, name: str) -> dict[str, float]:
         """Labels (as text) and values of one of the router's metrics."""
         lines = (await self.get("/metrics")).body.decode().splitlines()
         found = (line for line in lines if line.startswith((name + "{", name + " ")))
         return {line[len(name) :].rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in found}
+
+    async def num_failed_attempts(self) -> float:
+        """Requests that an engine was given and did not answer, each counted once for each engine."""
+        return sum((await self.samples("anbar_router_attempt_failures_total")).values())
 
     def restore(self) -> None:
         """Engines as they were made: quick, faultless, without a fixed answer or a record."""
@@ -118,6 +164,14 @@ class Stack:
             engine.records.clear()
             engine.answer = None
             engine.pace.cost = engine.settings.cost
+
+    async def recover(self) -> None:
+        """After a test: judged for leaks, and as at the start, but for what is cached."""
+        await self.assert_idle()
+        self.restore()
+        for name in self.engines:
+            await self.becomes(name, "ready")
+        await self.followed()
 
     async def assert_idle(self) -> None:
         """All accounting is back at zero, in the router and in the engines, and nothing went wrong inside."""
@@ -133,10 +187,7 @@ class Stack:
             return not any(values)
 
         await eventually(is_idle, what="the router's accounting returns to zero")
-        await eventually(
-            lambda: not any(engine.records.num_open for engine in self.engines.values()),
-            what="every request ended in its engine",
-        )
+        await eventually(lambda: not self.num_open, what="every request ended in its engine")
         for engine in self.engines.values():
             assert (engine.num_running, engine.num_waiting, engine.usage) == (0, 0, 0)
             engine.check_integrity()
@@ -183,7 +234,7 @@ class Setup:
         base = EngineSettings(
             model_dir=self.tokenizer,
             served_names=(MODEL,),
-            port=0,
+            port=free_port(),  # not the kernel's choice: an engine that dies comes back there
             shape=replace(EngineShape(block_size=16, num_blocks=4096), **sizes),
             events=None if wanted is None else replace(events, **wanted),
             store_owner="anbar:test",
@@ -230,7 +281,7 @@ async def router_of(
     async with running_router(setup.write(engines, port)) as log:
         stack = Stack(port, engines, log)
         for name in engines if ready is None else ready:
-            await stack.becomes(name, "ready", timeout_s=30)  # the first router loads the tokenizer's library
+            await stack.becomes(name, "ready")
         yield stack
         await stack.assert_idle()
 
@@ -251,6 +302,24 @@ async def read_events(raw: Raw) -> list[bytes]:
     return [event.removeprefix(b"data: ") for event in data.split(b"\n\n") if event]
 
 
+def assert_broken_off(events: Sequence[bytes]) -> None:
+    """A stream that began well and ended with the router's error event, and without [DONE]; the event before
+    that may have been cut."""
+    assert b"[DONE]" not in events
+    whole = [event for event in events if _is_json(event)]
+    assert "choices" in json.loads(whole[0])
+    error = json.loads(whole[-1])["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def _is_json(event: bytes) -> bool:
+    try:
+        json.loads(event)
+    except ValueError:
+        return False
+    return True
+
+
 def parsed(events: Sequence[bytes]) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events if event != b"[DONE]"]
 
@@ -260,7 +329,7 @@ async def open_stream(port: int, body: Mapping[str, object], path: str = COMPLET
     """A streaming request of which the head and the first chunk were read."""
     async with Raw.open(port) as raw:
         raw.post(path, {**body, "stream": True})
-        status, headers = await asyncio.wait_for(raw.head(), 10)
+        status, headers = await asyncio.wait_for(raw.head(), PATIENCE_S)
         assert status == 200, headers
         raw.headers = headers  # type: ignore[attr-defined]
         assert await raw.chunk()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.integration.harness import Answer, Raw
+from tests.integration.harness import PATIENCE_S, Answer, Raw
 from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Stack, chat, completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -151,7 +151,7 @@ async def test_what_is_too_large_can_be_traced(stack: Stack, lines: str, status:
     before = _value((await stack.get("/metrics")).body.decode(), counter)
     async with Raw.open(stack.port) as raw:
         raw.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nx-request-id: big-1\r\n{lines}\r\n".encode())
-        answer = await asyncio.wait_for(raw.answer(), 5)
+        answer = await asyncio.wait_for(raw.answer(), PATIENCE_S)
     assert_refused(answer, status)
     assert answer.headers["x-request-id"] == answer.headers["x-anbar-request-id"] == "big-1"
     assert _value((await stack.get("/metrics")).body.decode(), counter) == before + 1
@@ -165,7 +165,7 @@ async def test_refusal_without_a_sane_id_gets_one(stack: Stack) -> None:
     """Where no usable id was read, the router makes one."""
     async with Raw.open(stack.port) as raw:
         raw.write(b"NONSENSE\r\n\r\n")
-        answer = await asyncio.wait_for(raw.answer(), 5)
+        answer = await asyncio.wait_for(raw.answer(), PATIENCE_S)
     assert len(answer.headers["x-request-id"]) == 32
 
 
@@ -183,7 +183,7 @@ async def test_fifty_megabytes(stack: Stack) -> None:
     async with Raw.open(stack.port) as raw:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         raw.write(f"{head}content-length: {size}\r\n\r\n".encode() + b"x" * 65536)
-        assert_refused(await asyncio.wait_for(raw.answer(), 5), 413)
+        assert_refused(await asyncio.wait_for(raw.answer(), PATIENCE_S), 413)
 
 
 async def test_fifty_megabytes_in_chunks(stack: Stack) -> None:
@@ -198,11 +198,11 @@ async def test_fifty_megabytes_in_chunks(stack: Stack) -> None:
                 break
             raw.write(part)
             try:
-                await asyncio.wait_for(raw.drain(), 5)
+                await asyncio.wait_for(raw.drain(), PATIENCE_S)
             except (ConnectionError, TimeoutError):
                 break
             await asyncio.sleep(0)
-        assert_refused(await asyncio.wait_for(answer, 5), 413)
+        assert_refused(await asyncio.wait_for(answer, PATIENCE_S), 413)
 
 
 async def test_body_ends_too_early(stack: Stack) -> None:

@@ -14,7 +14,8 @@ from anbar.sim.engine.shape import EngineShape, HostShape
 from anbar.sim.engine.shared import SharedTier
 from anbar.testing import engine_contract
 from anbar.testing.engine_contract import Target
-from tests.integration.harness import call, eventually
+from tests.integration.harness import PATIENCE_S, call, eventually
+from tests.ports import free_port
 
 MODEL = "emulated-model"
 BLOCK = 16
@@ -27,7 +28,7 @@ PROMPT = list(range(10, 10 + 10 * BLOCK))
 async def emulated(tokenizer_dir: Path, **changes: Any) -> AsyncIterator[EmulatedEngine]:
     settings: dict[str, Any] = {
         "model_dir": tokenizer_dir,
-        "port": 0,
+        "port": free_port(),
         "prompt_tokens_details": True,
         "shape": EngineShape(BLOCK, 101, max_model_len=1024),
         "host_tier": HostShape(200, 2),
@@ -52,7 +53,7 @@ async def test_contract(check: Callable[[Target], None], tokenizer_dir: Path, so
     events = PublisherConfig(f"ipc://{socket_dir}/events", f"ipc://{socket_dir}/replay")
     async with emulated(tokenizer_dir, events=events, shared=SharedTier(1000)) as engine:
         target = Target(
-            engine.url, MODEL, events.endpoint, events.replay_endpoint, timeout_s=5, offloads=True
+            engine.url, MODEL, events.endpoint, events.replay_endpoint, timeout_s=PATIENCE_S, offloads=True
         )
         await asyncio.to_thread(check, target)
         await eventually(lambda: engine.is_idle)
@@ -101,12 +102,13 @@ async def test_resets_of_all_tiers(tokenizer_dir: Path, preempts: bool) -> None:
         query = f"reset_external=true&reset_running_requests={str(preempts).lower()}"
         asked = None
         if preempts:
-            engine.pace.cost = steady(step_s=0.005)
+            engine.pace.cost = steady(step_s=0.5)
             body = {"model": MODEL, "prompt": "water", "max_tokens": 200, "ignore_eos": True}
             asked = asyncio.create_task(call(engine.port, "POST", "/v1/completions", body))
             await eventually(lambda: engine.num_running == 1)
         page = await call(engine.port, "POST", f"/reset_prefix_cache?{query}")
         assert page.json == {"success": True}
+        engine.pace.cost = steady()
         if asked is not None:
             assert (await asked).json["usage"]["completion_tokens"] == 200
             assert engine.counters.num_preemptions == 1

@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from anbar.apps.emulator import Fault, FaultKind, steady
+from anbar.apps.emulator import Ending, Fault, FaultKind, steady
+from tests.integration.harness import eventually
 from tests.integration.stack import MODEL, Stack, text_prompt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -115,10 +116,14 @@ async def test_closing_a_stream_cancels_it(stack: Stack, client: AsyncOpenAI) ->
         break
     await stream.close()
     await stack.assert_idle()
+    (seen,) = (seen for engine in stack.engines.values() for seen in engine.records.seen)
+    assert seen.ending is Ending.CANCELLED
 
 
 async def test_many_at_once(stack: Stack, client: AsyncOpenAI) -> None:
     """Sixty concurrent streams all arrive whole, and both engines worked on them."""
+    for engine in stack.engines.values():
+        engine.arm(Fault(FaultKind.HANG, count=0))  # so that all of them are there before any is answered
 
     async def ask(number: int) -> str:
         stream = await client.completions.create(
@@ -126,7 +131,11 @@ async def test_many_at_once(stack: Stack, client: AsyncOpenAI) -> None:
         )
         return "".join([chunk.choices[0].text async for chunk in stream])
 
-    texts = await asyncio.gather(*map(ask, range(60)))
+    asked = [asyncio.create_task(ask(number)) for number in range(60)]
+    await eventually(lambda: stack.num_open == len(asked))
+    for engine in stack.engines.values():
+        engine.faults.clear()
+    texts = await asyncio.gather(*asked)
     alone = await client.completions.create(model=MODEL, prompt="7 grain", max_tokens=20)
     assert texts[7] == alone.choices[0].text
     assert all(engine.records.seen for engine in stack.engines.values())

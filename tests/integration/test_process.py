@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from anbar.apps.emulator import EmulatedEngine, Script, steady
-from tests.integration.harness import Raw, call, eventually
+from anbar.apps.emulator import EmulatedEngine, Fault, FaultKind, Script
+from tests.integration.harness import PATIENCE_S, Raw, call, eventually
 from tests.integration.stack import (
     COMPLETIONS,
     Setup,
@@ -30,6 +30,8 @@ from tests.ports import free_port
 PART = bytes(range(256)) * 256
 NUM_PARTS = 960
 """60 MiB in parts of 64 KiB."""
+START_S = 90.0
+"""For a process to import everything: seconds, and many times as long on a busy machine."""
 
 
 @dataclass
@@ -43,9 +45,9 @@ class Running:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    async def ended(self, timeout_s: float) -> tuple[int, str]:
+    async def ended(self) -> tuple[int, str]:
         """Exit code and everything it wrote."""
-        out, err = await asyncio.wait_for(self.process.communicate(), timeout_s)
+        out, err = await asyncio.wait_for(self.process.communicate(), PATIENCE_S)
         code = self.process.returncode
         assert code is not None
         return code, (out + err).decode()
@@ -69,7 +71,7 @@ async def running(setup: Setup) -> AsyncIterator[Running]:
             return False
 
         try:
-            await eventually(is_ready, 20, "the router process becomes ready")
+            await eventually(is_ready, START_S, "the router process becomes ready")
             yield Running(process, port, engines)
         finally:
             if process.returncode is None:
@@ -79,18 +81,25 @@ async def running(setup: Setup) -> AsyncIterator[Running]:
 
 async def test_sigterm_lets_a_stream_finish(tokenizer_dir: Path, socket_dir: Path) -> None:
     """After SIGTERM a running stream comes to its end, new work is not accepted, and the exit code is 0."""
-    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 10.0})
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1)
     async with running(setup) as router:
-        router.engines["e0"].pace.cost = steady(step_s=0.02)
+        router.engines["e0"].arm(Fault(FaultKind.HANG_MID_STREAM))
         async with open_stream(router.port, completion("secret-prompt", max_tokens=60)) as raw:
             router.signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+
+            async def is_draining() -> bool:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    return (await call(router.port, "GET", "/ready")).status == 503
+                return True
+
+            await eventually(is_draining)
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 refused = await call(router.port, "POST", COMPLETIONS, completion("new"))
                 assert refused.status == 503
-            events = await asyncio.wait_for(read_events(raw), 10)
+            router.engines["e0"].faults.clear()
+            events = await asyncio.wait_for(read_events(raw), PATIENCE_S)
         assert events[-1] == b"[DONE]"
-        code, output = await router.ended(5)
+        code, output = await router.ended()
         assert code == 0, output
         assert "secret-prompt" not in output
         assert "Traceback" not in output
@@ -99,7 +108,7 @@ async def test_sigterm_lets_a_stream_finish(tokenizer_dir: Path, socket_dir: Pat
 
 async def test_slow_readers_cost_no_memory(tokenizer_dir: Path, socket_dir: Path) -> None:
     """Four clients that stop reading streams of 60 MiB hold their engines back; then all arrives unharmed."""
-    setup = Setup(tokenizer_dir, socket_dir, router={"idle_timeout_s": 60.0})
+    setup = Setup(tokenizer_dir, socket_dir, router={"idle_timeout_s": 600.0})
     async with running(setup) as router:
         for engine in router.engines.values():
             for _ in range(4):
@@ -137,7 +146,7 @@ async def test_wrong_files_are_refused(socket_dir: Path) -> None:
     path.write_text(yaml.safe_dump({"engines": [{"name": "a", "url": "http://127.0.0.1:1"}], "ruoter": {}}))
     for wrong, word in ((path, "ruoter"), (socket_dir / "missing.yaml", "missing.yaml")):
         process = await start(wrong)
-        out, err = await asyncio.wait_for(process.communicate(), 20)
+        out, err = await asyncio.wait_for(process.communicate(), START_S)
         assert process.returncode not in (0, None)
         assert word in (out + err).decode()
         assert b"Traceback" not in out + err
@@ -148,7 +157,7 @@ async def test_port_in_use(tokenizer_dir: Path, socket_dir: Path) -> None:
     async with engines_of(Setup(tokenizer_dir, socket_dir, num_engines=1)) as engines:
         setup = Setup(tokenizer_dir, socket_dir, num_engines=1)
         process = await start(setup.write(engines, engines["e0"].port))
-        out, err = await asyncio.wait_for(process.communicate(), 20)
+        out, err = await asyncio.wait_for(process.communicate(), START_S)
         assert process.returncode not in (0, None)
         assert str(engines["e0"].port) in (out + err).decode()
         assert b"Traceback" not in out + err

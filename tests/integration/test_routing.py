@@ -1,6 +1,5 @@
 """Requests go where their prefix is, and the router says beforehand what the engine will report."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -41,9 +40,7 @@ async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(common: Stack) -> AsyncIterator[Stack]:
     yield common
-    await common.assert_idle()
-    common.restore()
-    await common.followed()
+    await common.recover()
 
 
 def assert_hit(answer: Answer, engine: str, at_least: int = BLOCK) -> None:
@@ -220,10 +217,10 @@ async def test_store_hit_goes_to_the_least_busy(tokenizer_dir: Path, socket_dir:
         await stack.forget(first.engine)
         for engine in stack.engines.values():
             engine.pace.cost = steady(step_s=0.02)
-        async with AsyncExitStack() as busy:
+        async with AsyncExitStack() as busy:  # for two minutes, or until the end of this block
             taken = set()
             for number in range(2):
-                body = completion(text_prompt(f"busy {number}"), max_tokens=300)
+                body = completion(text_prompt(f"busy {number}"), max_tokens=6000)
                 raw = await busy.enter_async_context(open_stream(stack.port, body))
                 taken.add(raw.headers["x-anbar-engine"])
             assert len(taken) == 2
@@ -286,9 +283,7 @@ async def test_host_tier_is_predicted(tokenizer_dir: Path, socket_dir: Path) -> 
 
 async def test_cold_requests_spread(stack: Stack) -> None:
     """Concurrent requests without a common prefix are spread over all engines."""
-    for engine in stack.engines.values():
-        engine.pace.cost = steady(step_s=0.01)
-    answers = await asyncio.gather(*(stack.complete(text_prompt(str(i)), max_tokens=8) for i in range(12)))
+    answers = await stack.at_once([text_prompt(str(i)) for i in range(12)])
     counts = [sum(answer.engine == name for answer in answers) for name in stack.engines]
     assert all(2 <= count <= 7 for count in counts), counts
 
@@ -300,10 +295,7 @@ async def test_load_beats_a_short_prefix(tokenizer_dir: Path, socket_dir: Path) 
         shared = "the store " * 8
         first = await stack.complete(shared)
         await stack.followed()
-        burst = [
-            asyncio.create_task(stack.complete(shared + text_prompt(str(i), words=80))) for i in range(6)
-        ]
-        answers = await asyncio.gather(*burst)
+        answers = await stack.at_once([shared + text_prompt(str(i), words=80) for i in range(6)])
         engines = [answer.engine for answer in answers]
         assert 1 <= engines.count(first.engine) <= 5, engines
 

@@ -1,5 +1,6 @@
 """The client of calibration: what it reads of an engine, when tokens came, and what it refuses."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -61,7 +62,6 @@ async def test_when_tokens_came(engine: ScriptedVllm, client: EngineClient) -> N
     (timeline,) = await client.run([Ask((1, 2, 3), 3)])
     one, two, three = timeline.token_s
     assert timeline.sent_s < one < two == three
-    assert two - one > 0.02
     assert (timeline.num_prompt_tokens, timeline.num_cached) == (40, 32)
     sent = json.loads(engine.bodies[-1])
     assert (sent["prompt"], sent["max_tokens"], sent["ignore_eos"]) == ([1, 2, 3], 3, True)
@@ -69,9 +69,12 @@ async def test_when_tokens_came(engine: ScriptedVllm, client: EngineClient) -> N
 
 async def test_delays(engine: ScriptedVllm, client: EngineClient) -> None:
     """A request of a batch is sent when its delay is over, and answers come in the order of asking."""
-    engine.bursts = [event(usage=usage(1, 1, 0))]
-    late, early = await client.run([Ask((1,), 1, delay_s=0.05), Ask((2,), 1)])
-    assert late.sent_s - early.sent_s == pytest.approx(0.05, abs=0.04)
+    engine.bursts = None
+    begin_s = asyncio.get_running_loop().time()
+    late, early = await client.run([Ask((1, 2), 1, delay_s=0.05), Ask((3,), 1)])
+    assert early.sent_s >= begin_s
+    assert late.sent_s >= begin_s + 0.049
+    assert (late.num_prompt_tokens, early.num_prompt_tokens) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ async def test_tokenizing(engine: ScriptedVllm, client: EngineClient) -> None:
     """Ids, count and time of a text; an answer of another form is refused."""
     assert await client.tokenize("a b c") == [5, 6, 7]
     seconds, count = await client.tokenize_s("a b c")
-    assert 0 < seconds < 5
+    assert seconds > 0
     assert count == 3
     for page in ((200, b"[]"), (404, b"no")):
         engine.pages["/tokenize"] = page

@@ -60,11 +60,11 @@ def test_the_whole_command(engine: ScriptedVllm, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert f"written: {out}" in result.output
     assert "step of 1 tokens, s" in result.output
-    assert "decodes" in result.output
+    assert "prompts" in result.output
     content = read_cost_file(out)
     assert content.engine.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
     assert (content.engine.dtype, content.engine.device) == ("bfloat16", "cpu")
-    assert content.cost.tokens.seconds(1) > 0.0005
+    assert content.cost.tokens.points
     assert [file.name for file in out.parent.iterdir()] == ["m.json"]
 
 

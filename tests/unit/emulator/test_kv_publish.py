@@ -127,7 +127,7 @@ async def _replay(context: zmq.asyncio.Context, address: str, first: int) -> lis
         await socket.send_multipart(replay_request(first))
         messages: list[Message] = []
         while not messages or messages[-1].seq != END_SEQ:
-            messages.append(replay_message(await asyncio.wait_for(socket.recv_multipart(), 5)))
+            messages.append(replay_message(await asyncio.wait_for(socket.recv_multipart(), 60)))
         return messages[:-1]
 
 
@@ -146,7 +146,7 @@ async def test_live_and_replayed_batches(tmp_path: Path, framing: Framing) -> No
             subscriber.subscribe(b"")
             subscriber.connect(publisher.config.endpoint)
             received = asyncio.ensure_future(subscriber.recv_multipart())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not received.done():  # a subscription takes a moment to reach the publisher
                     publisher.publish([REMOVED], 0.0)
                     await asyncio.sleep(0.02)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -11,38 +11,61 @@ from anbar.apps.emulator import EmulatedEngine, EngineSettings, steady
 
 from .client import call
 
-LONG = {"prompt": "a", "max_tokens": 20, "ignore_eos": True}
+NUM_TOKENS = 1000
+"""As many steps of 0.1 s outlast every pause of a test's machine; without a cost they take no time."""
+LONG = {"prompt": "a", "max_tokens": NUM_TOKENS, "ignore_eos": True}
+SHORT = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 
 
 @pytest.fixture
 async def engine(model_dir: Path) -> AsyncIterator[EmulatedEngine]:
-    settings = EngineSettings(model_dir=model_dir, port=0, dev_mode=True, cost=steady(step_s=0.005))
+    settings = EngineSettings(model_dir=model_dir, port=0, dev_mode=True, cost=steady(step_s=0.1))
     async with EmulatedEngine(settings) as engine:
         yield engine
 
 
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
 async def _running(engine: EmulatedEngine) -> asyncio.Task[tuple[int, str]]:
-    """A request that the engine works on."""
+    """A request that the engine works on, for longer than a test lasts unless its steps get cheaper."""
     asked = asyncio.create_task(call(engine, "/v1/completions", LONG))
-    while not engine.counters.num_generated:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(0.001)
+    await _until(lambda: engine.counters.num_generated > 0)
     return asked
+
+
+async def _is_sleeping(engine: EmulatedEngine) -> bool:
+    answer: dict[str, bool] = json.loads((await call(engine, "/is_sleeping"))[1])
+    return answer["is_sleeping"]
+
+
+async def _going_to_sleep(engine: EmulatedEngine) -> asyncio.Task[tuple[int, str]]:
+    """A call of /sleep that waits for what runs."""
+    sleeping = asyncio.create_task(call(engine, "/sleep?mode=wait", {}))
+    async with asyncio.timeout(60):
+        while not await _is_sleeping(engine):
+            assert not sleeping.done()
+    assert not sleeping.done()
+    return sleeping
 
 
 async def test_wait_is_answered_when_all_is_done(engine: EmulatedEngine) -> None:
     """By `wait` the engine finishes what runs, drops its cache and only then says that it sleeps; what comes
     meanwhile waits for the waking."""
     asked = await _running(engine)
-    sleeping = asyncio.create_task(call(engine, "/sleep?mode=wait", {}))
-    await asyncio.sleep(0.02)
+    sleeping = await _going_to_sleep(engine)
+    late = asyncio.create_task(call(engine, "/v1/completions", SHORT))
+    await _until(lambda: engine.records.num_open == 2)
     assert not sleeping.done()
-    assert json.loads((await call(engine, "/is_sleeping"))[1]) == {"is_sleeping": True}
-    late = asyncio.create_task(call(engine, "/v1/completions", LONG))
+    engine.pace.cost = steady()
     assert await sleeping == (200, '{"status":"sleeping","level":1}')
-    assert engine.counters.num_generated == 20
+    assert engine.counters.num_generated == NUM_TOKENS
     assert engine.num_running == 0
     assert json.loads((await asked)[1])["choices"][0]["finish_reason"] == "length"
-    await asyncio.sleep(0.02)
+    assert await _is_sleeping(engine)
     assert not late.done()
     assert (await call(engine, "/wake_up", {}))[0] == 200
     assert (await late)[0] == 200
@@ -54,7 +77,8 @@ async def test_other_modes_are_answered_at_once(engine: EmulatedEngine, mode: st
     """What runs is given up, or goes on after the waking."""
     asked = await _running(engine)
     assert (await call(engine, f"/sleep?mode={mode}", {}))[0] == 200
-    assert engine.counters.num_generated < 20
+    assert engine.counters.num_generated < NUM_TOKENS
+    engine.pace.cost = steady()
     assert (await call(engine, "/wake_up", {}))[0] == 200
     assert json.loads((await asked)[1])["choices"][0]["finish_reason"] == finish
 
@@ -62,9 +86,8 @@ async def test_other_modes_are_answered_at_once(engine: EmulatedEngine, mode: st
 async def test_wait_ends_when_the_last_client_leaves(engine: EmulatedEngine) -> None:
     """Nobody is left to wait for, and nothing runs: asleep at once."""
     asked = await _running(engine)
-    sleeping = asyncio.create_task(call(engine, "/sleep?mode=wait", {}))
-    await asyncio.sleep(0.01)
+    sleeping = await _going_to_sleep(engine)
     asked.cancel()
     assert (await sleeping)[0] == 200
-    assert engine.counters.num_generated < 20
+    assert engine.counters.num_generated < NUM_TOKENS
     assert (await call(engine, "/sleep?mode=wait", {}))[0] == 200

@@ -18,10 +18,11 @@ def payload(tag: int) -> bytes:
 
 
 class Publisher:
-    """PUB and ROUTER on ipc sockets in `folder`; each instance is one life, numbered from 0.
+    """XPUB and ROUTER on ipc sockets in `folder`; each instance is one life, numbered from 0.
 
     `topic_frame`: replay framing of 0.32, else that of older releases. `answers`: False: a mute replay.
     `drops_once`: batches that the first replay leaves out; with the number after the last, its end as well.
+    Replays wait while `gate` is not set.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class Publisher:
         self._drops = drops_once
         self._next = 0
         self.num_requests = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def __aenter__(self) -> "Publisher":
         self._context = zmq.asyncio.Context()
-        self._pub = self._context.socket(zmq.PUB)
+        self._pub = self._context.socket(zmq.XPUB)
         self._pub.bind(self.events)
         self._router = self._context.socket(zmq.ROUTER)
         self._router.bind(self.replay)
@@ -55,6 +58,10 @@ class Publisher:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
+
+    async def subscribed(self) -> None:
+        """Until a subscription has arrived, which is later than its connection: then nothing is lost."""
+        assert await self._pub.recv() == b"\x01"
 
     async def publish(self, *tags: int) -> None:
         """Send a batch for each tag and keep it for replay."""
@@ -79,6 +86,7 @@ class Publisher:
             self.num_requests += 1
             if not self._answers:
                 continue
+            await self.gate.wait()
             head = [client, empty, b""] if self._topic_frame else [client, empty]
             dropped, self._drops = self._drops, range(0)
             for seq, data in list(self._buffer):

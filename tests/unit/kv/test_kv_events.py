@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,12 @@ from anbar.core.ids import EngineId
 from .publisher import Publisher, payload
 
 ENGINE = EngineId("e0")
-FAST = SubscriberTiming(
-    poll_s=0.005, replay_timeout_s=0.15, replay_silence_s=0.1, backoff_s=0.01, max_backoff_s=0.05
+PATIENT = SubscriberTiming(
+    poll_s=0.005, replay_timeout_s=60.0, replay_silence_s=60.0, backoff_s=0.01, max_backoff_s=0.05
+)
+"""Where a replay answers: however slow the machine, it must not be taken for mute."""
+HASTY = SubscriberTiming(
+    poll_s=0.005, replay_timeout_s=0.15, replay_silence_s=0.15, backoff_s=0.01, max_backoff_s=0.05
 )
 
 
@@ -55,14 +59,16 @@ class Recorder:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 the condition is about bytes on sockets
             await asyncio.sleep(0.002)
 
 
-def subscriber(folder: Path, sink: Recorder, *, replay: bool = True) -> KvSubscriber:
+def subscriber(
+    folder: Path, sink: Recorder, *, replay: bool = True, timing: SubscriberTiming = PATIENT
+) -> KvSubscriber:
     address = f"ipc://{folder}/replay" if replay else None
-    return KvSubscriber(ENGINE, f"ipc://{folder}/events", address, sink, FAST)
+    return KvSubscriber(ENGINE, f"ipc://{folder}/events", address, sink, timing)
 
 
 @pytest.mark.parametrize("topic_frame", [True, False], ids=["0.32", "older"])
@@ -74,6 +80,7 @@ async def test_late_joiner_gets_all_from_replay(tmp_path: Path, topic_frame: boo
         async with subscriber(tmp_path, sink) as stream:
             await until(lambda: len(sink.tags) == 300)
             await until(lambda: stream.status.complete)
+            await publisher.subscribed()
             await publisher.publish(*range(300, 320))
             await until(lambda: len(sink.tags) == 320)
             assert sink.tags == list(range(320))
@@ -82,17 +89,21 @@ async def test_late_joiner_gets_all_from_replay(tmp_path: Path, topic_frame: boo
 
 
 async def test_publishing_during_the_replay_neither_loses_nor_repeats(tmp_path: Path) -> None:
-    """The engine goes on publishing while the replay runs: batches come both ways and are seen once."""
+    """The engine goes on publishing while the replay runs: some batches come both ways, and are seen once."""
     sink = Recorder()
     async with Publisher(tmp_path) as publisher:
         await publisher.publish(*range(500))
+        publisher.gate.clear()
         async with subscriber(tmp_path, sink) as stream:
-            await until(lambda: stream.status.connected)
-            for tag in range(500, 700):
-                await publisher.publish(tag)
+            await publisher.subscribed()
+            await until(lambda: publisher.num_requests == 1)
+            await publisher.publish(*range(500, 600))
+            publisher.gate.set()
+            for tag in range(600, 700):
                 await asyncio.sleep(0)
-            await until(lambda: len(sink.tags) >= 700)
-            await asyncio.sleep(0.05)
+                await publisher.publish(tag)
+            await until(lambda: sink.tags[-1:] == [699])
+            assert stream.status.num_duplicates >= 100
         assert sink.tags == list(range(700))
 
 
@@ -111,6 +122,7 @@ async def test_gap_is_filled_by_replay(tmp_path: Path) -> None:
     """Batches lost on the way are fetched before the one that showed the gap is delivered."""
     sink = Recorder()
     async with Publisher(tmp_path) as publisher, subscriber(tmp_path, sink) as stream:
+        await publisher.subscribed()
         await until(lambda: stream.status.complete)
         await publisher.publish(0, 1)
         await until(lambda: len(sink.tags) == 2)
@@ -123,18 +135,26 @@ async def test_gap_is_filled_by_replay(tmp_path: Path) -> None:
         assert stream.status.complete
 
 
-@pytest.mark.parametrize("dropped", [range(40, 45), range(90, 101)], ids=["a hole", "the end"])
-async def test_a_replay_that_drops_batches_is_continued(tmp_path: Path, dropped: range) -> None:
-    """The replay socket had no room for some batches, or for the end mark: they are asked for again."""
+@pytest.mark.parametrize(
+    ("dropped", "timing"),
+    [(range(40, 45), PATIENT), (range(90, 101), replace(PATIENT, replay_silence_s=1.0))],
+    ids=["a hole", "the end"],
+)
+async def test_a_replay_that_drops_batches_is_continued(
+    tmp_path: Path, dropped: range, timing: SubscriberTiming
+) -> None:
+    """The replay socket had no room for some batches, or for the end mark: they are asked for again. Only
+    silence tells that the end is missing."""
     sink = Recorder()
     async with Publisher(tmp_path, drops_once=dropped) as publisher:
         for tag in range(100):
             publisher.buffer_only(payload(tag))
-        async with subscriber(tmp_path, sink) as stream:
+        async with subscriber(tmp_path, sink, timing=timing) as stream:
             await until(lambda: stream.status.complete)
             assert sink.tags == list(range(100))
             assert sink.kinds() == ["batch"] * 100
-            assert stream.status.num_failed_replays == 1
+            assert stream.status.num_failed_replays >= 1
+            assert stream.status.num_failed_replays == 1 or timing is not PATIENT
 
 
 async def test_history_beyond_the_buffer_is_reported(tmp_path: Path) -> None:
@@ -155,6 +175,7 @@ async def test_gap_beyond_the_buffer_voids_what_was_said(tmp_path: Path) -> None
     """More was lost than the buffer holds: the sink is told to begin anew, and what is missing."""
     sink = Recorder()
     async with Publisher(tmp_path, buffer_steps=5) as publisher, subscriber(tmp_path, sink) as stream:
+        await publisher.subscribed()
         await until(lambda: stream.status.complete)
         await publisher.publish(0, 1)
         await until(lambda: len(sink.tags) == 2)
@@ -171,6 +192,7 @@ async def test_a_queue_older_than_the_replay_is_no_restart(tmp_path: Path) -> No
     purged."""
     sink = Recorder()
     async with Publisher(tmp_path, buffer_steps=3) as publisher, subscriber(tmp_path, sink) as stream:
+        await publisher.subscribed()
         await until(lambda: stream.status.complete)
         for tag in range(10):
             publisher.buffer_only(payload(tag))
@@ -233,6 +255,7 @@ async def test_restart_without_a_lost_connection(tmp_path: Path) -> None:
     """Behind a proxy a number simply comes again with other bytes."""
     sink = Recorder()
     async with Publisher(tmp_path) as publisher, subscriber(tmp_path, sink) as stream:
+        await publisher.subscribed()
         await until(lambda: stream.status.complete)
         await publisher.publish(0, 1, 2)
         await until(lambda: len(sink.tags) == 3)
@@ -264,7 +287,8 @@ async def test_mute_replay_leaves_live_batches_and_a_report(tmp_path: Path) -> N
     sink = Recorder()
     async with Publisher(tmp_path, answers=False) as publisher:
         await publisher.publish(0, 1)
-        async with subscriber(tmp_path, sink) as stream:
+        async with subscriber(tmp_path, sink, timing=HASTY) as stream:
+            await publisher.subscribed()
             await until(lambda: stream.status.num_failed_replays >= 3)
             await publisher.publish(2, 3)
             await until(lambda: sink.tags == [2, 3])
@@ -279,7 +303,7 @@ async def test_without_a_replay_address(tmp_path: Path) -> None:
         async with Publisher(tmp_path) as publisher:
             await publisher.publish(0)
             await until(lambda: stream.status.connected)
-            await asyncio.sleep(0.05)
+            await publisher.subscribed()
             await publisher.publish(1, 2)
             await until(lambda: sink.tags[-1:] == [2])
         await until(lambda: not stream.status.connected)
@@ -291,6 +315,7 @@ async def test_malformed_messages_do_not_stop_the_stream(tmp_path: Path) -> None
     """Garbage in the place of a batch is a reported loss of that batch; garbage frames are counted."""
     sink = Recorder()
     async with Publisher(tmp_path) as publisher, subscriber(tmp_path, sink) as stream:
+        await publisher.subscribed()
         await until(lambda: stream.status.complete)
         await publisher.publish(0)
         await publisher.publish_bytes(b"\xc1 no msgpack")

@@ -16,11 +16,13 @@ SENTENCES = [
     "The store's grain is for 2 winters: it's ok, they'll see. don't  know\n\nwhy 1234 x=3",
     "سلام دنیا، حال شما چطور است؟ می‌روم",
     "नमस्ते दुनिया, आप कैसे हैं? क्षेत्र १२",
+    *["def f():\n    if x:\n        return   1 \n \n \t \t"] * 4,
 ]
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 DIGITS = pre_tokenizers.Digits(individual_digits=True)
 PIECES = st.sampled_from(
-    [*" \n\t'.,!=()-_/\\", "  ", " \n", "\x1c", "\x85", "\xa0", "\u2003", "\u200c", "'s", "'ll", " '", "1", "42", "é", "e\u0301"]
+    [*" \n\t'.,!=()-_/\\", "  ", " \n", " '", "'s", "'ll", "1", "42", "é", "e\u0301"]
+    + ["\x1c", "\x85", "\xa0", "\u2003", "\u200c"]
     + [word for sentence in SENTENCES for word in sentence.split()]
     + ["<|im_end|>", "🙂", "中文"]
 )  # fmt: skip

@@ -47,7 +47,7 @@ TOKENIZERS = [trained(BYTE_LEVEL), trained(pre_tokenizers.Sequence([DIGITS, BYTE
 def test_the_ids_are_the_tokenizers(raw: Tokenizer, texts: list[str]) -> None:
     """Several texts of words, odd spaces, digits, quotes and special tokens go through one cache."""
     cache = WordCache(raw)
-    for text in (*texts, *texts):
+    for text in (*texts, *texts, "x \n \n \t \t y"):
         assert cache.encode(text) == raw.encode(text, add_special_tokens=False).ids
 
 

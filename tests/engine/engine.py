@@ -106,15 +106,16 @@ class Engine:
         that ends. It is not ready yet."""
         self._scratch_dir = make_scratch_dir()
         command = self._command(self._scratch_dir)
-        options = ["--record", str(self._record), "--grace-s", "30", "--", *command.argv]
-        with self._log.open("wb") as log:
+        with self._log.open("wb") as log, open(os.devnull, "wb") as untold:
+            options = ["--record", str(self._record), "--grace-s", "30", "--tell", str(untold.fileno())]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, *options],
+                [sys.executable, "-I", "-S", guard.__file__, *options, "--", *command.argv],
                 env={**os.environ, **command.env},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=(untold.fileno(),),
             )
 
     def wait_ready(self) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from manual_timers import ManualTimers
-from tests.ports import free_port
 from tests.waiting import until, within
 
 from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
@@ -28,11 +27,11 @@ UPSTREAM_LIMITS = UpstreamLimits(
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[Exchange], None], limits: ServerLimits = LIMITS
+    handler: Callable[[Exchange], None], limits: ServerLimits = LIMITS, port: int = 0
 ) -> AsyncIterator[tuple[HttpServer, int]]:
-    """A server on a free port."""
+    """A server; on a port of the kernel's choice, for which nobody may look once the server has closed it."""
     server = HttpServer(handler, limits)
-    port = await server.start("127.0.0.1", free_port())
+    port = await server.start("127.0.0.1", port)
     try:
         yield server, port
     finally:
@@ -94,7 +93,7 @@ async def engine(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIter
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks[asyncio.create_task(run(reader, writer))] = writer
 
-    server = await asyncio.start_server(accept, "127.0.0.1", free_port(), limit=2**20, ssl=tls)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=2**20, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -2,7 +2,6 @@
 
 import pytest
 from loopback import LIMITS, connected, serving
-from tests.ports import free_port
 from tests.waiting import until
 
 from anbar.adapters.http.message import Answer
@@ -77,7 +76,7 @@ async def test_refusals_can_be_worded() -> None:
         return Answer(400, b"No.", ())
 
     server = HttpServer(lambda exchange: None, LIMITS, refusal_answer=word)
-    port = await server.start("127.0.0.1", free_port())
+    port = await server.start("127.0.0.1", 0)
     try:
         async with connected(port) as client:
             await client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")

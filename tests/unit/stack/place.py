@@ -17,6 +17,7 @@ from anbar.adapters.process import proc
 from tests.ports import free_ports
 from tests.unit.stack.processes import fake_python, tiny_model
 
+ANBAR = Path(__file__).with_name("roomy_anbar.py")
 START_S = 120.0
 
 
@@ -27,7 +28,7 @@ class Run:
         self.output = directory / f"up-{time.monotonic_ns()}.log"
         with self.output.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "anbar.cli.main", "up", "--config", str(config)],
+                [sys.executable, "-P", str(ANBAR), "up", "--config", str(config)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **env},

@@ -98,6 +98,19 @@ async def test_kill_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     assert not any(proc.is_alive(process) for process in processes)
 
 
+async def test_memory_made_just_before_the_end(tmp_path: Path) -> None:
+    """A segment that the guard had no occasion to see is found when the command is told to end."""
+    spec = spec_of(tmp_path, "--shm")
+    guarded = GuardedProcess(spec)
+    await guarded.start()
+    os.kill(guarded.guard.pid, signal.SIGSTOP)
+    await eventually(lambda: "started" in spec.log.read_text())
+    guarded.begin_stop()
+    os.kill(guarded.guard.pid, signal.SIGCONT)
+    assert await guarded.wait() == 128 + signal.SIGTERM
+    assert not (Path("/dev/shm") / spec.log.read_text().split("shm ")[1].split()[0]).exists()
+
+
 async def test_pid_is_the_commands(tmp_path: Path) -> None:
     """Known when `start` returns, however long the guard took, and never that of somebody else's group."""
     guarded = GuardedProcess(spec_of(tmp_path))

@@ -12,7 +12,7 @@ from anbar.config.models import DEFAULT_MODEL
 from anbar.core.errors import StackError
 
 UNPACKS = '#!/bin/sh\necho "reading the weights"\necho x > "$4/config.json"\necho $$ >> "{log}"\n'
-HANGS = "#!/bin/sh\nexec sleep 30\n"
+HANGS = "#!/bin/sh\nexec sleep 600\n"
 FAILS = '#!/bin/sh\necho x > "$4/config.json"\nprintf "Traceback\\nValueError: not a model\\n" >&2\nexit 3\n'
 
 

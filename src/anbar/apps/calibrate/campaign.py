@@ -58,6 +58,9 @@ class Campaign:
         self.samples: list[Sample] = []
         self.computed: list[tuple[int, ...]] = []
         """Prompts that the engine has computed, which its caches should have: longest first, then newest."""
+        self._num_answer = 2 if facts.has_offload else 1
+        """Tokens asked for behind a prompt. The step that stores one is the next: its own second token's, or
+        else that of whatever is measured next."""
         self.lengths = [SHORT]
         """Of the prompts that nothing is cached of, growing; decided when the first ones were measured."""
         self._target = target
@@ -90,7 +93,9 @@ class Campaign:
     async def _warm_up(self) -> float:
         """Seconds of a prompt of _PROBE tokens: the least of three, after one that is not counted."""
         await self._target.run([Ask(self._prompts.fresh(_PROBE), 2)])
-        probes = [await self._target.run([Ask(self._prompts.fresh(_PROBE), 1)]) for _ in range(3)]
+        probes = [
+            await self._target.run([Ask(self._prompts.fresh(_PROBE), self._num_answer)]) for _ in range(3)
+        ]
         return min(timeline.ttft_s for (timeline,) in probes)
 
     def _affordable(self, probe_s: float) -> list[int]:
@@ -119,9 +124,7 @@ class Campaign:
                 await self._prompt(Kind.EXTENSION, number, longest[:length] + self._prompts.fresh(_EXTENSION))
 
     async def _prompt(self, kind: Kind, number: int, prompt: tuple[int, ...]) -> None:
-        """Measure the time to its first token. With host memory it gets a second one: the step that stores a
-        prompt is the next, which would otherwise be that of the next measurement."""
-        (timeline,) = await self._target.run([Ask(prompt, 2 if self._facts.has_offload else 1)])
+        (timeline,) = await self._target.run([Ask(prompt, self._num_answer)])
         if timeline.ttft_s <= 0:
             raise MeasureError(f"{self._facts.url}: an answer came before it was asked for")
         cached = timeline.num_cached

@@ -15,7 +15,7 @@ from anbar.core.cost import FREE_COPY, CopyCost
 from anbar.core.cost_file import Residual
 
 _LEAST_SHARE = 0.8
-"""Of a prompt's tokens must come from host memory, or the measurement is none."""
+"""Of a prompt's tokens must come from host memory, or its time says nothing of loading."""
 _FILL_BATCH = 8
 """Prompts that are computed at once to displace others."""
 
@@ -66,7 +66,7 @@ class HostMeasurement:
             middle = end
             if loaded >= _LEAST_SHARE * len(prompt):
                 found.append((loaded, timeline))
-        if not found:
+        if middle.external_tokens == start.external_tokens:
             return HostCost(note="what left the device did not come back from host memory")
         return self._cost(found, before, start, middle)
 
@@ -88,25 +88,33 @@ class HostMeasurement:
         num_tokens = end.external_tokens - start.external_tokens
         num_bytes = end.load_bytes - start.load_bytes
         s_per_byte = (end.load_s - start.load_s) / num_bytes if num_bytes else 0.0
-        per_token_s = s_per_byte * num_bytes / num_tokens
+        latency_s, residuals = self._latency(found, s_per_byte * num_bytes / num_tokens)
+        stored = end.store_bytes - before.store_bytes
+        return HostCost(
+            load=CopyCost(latency_s, 0.0, s_per_byte),
+            store=CopyCost(0.0, 0.0, (end.store_s - before.store_s) / stored if stored else 0.0),
+            kv_bytes_per_token=round(num_bytes / num_tokens),
+            residuals=residuals,
+        )
+
+    def _latency(
+        self, found: Sequence[tuple[int, Timeline]], s_per_token: float
+    ) -> tuple[float, tuple[Residual, ...]]:
+        """What a load takes beside its tokens, 0.0 when no prompt was loaded as a whole; and how far off that
+        is."""
+        if not found:
+            return 0.0, ()
         samples = [self._sample(timeline) for _, timeline in found]
-        copies_s = [loaded * per_token_s for loaded, _ in found]
         rest_s = [
-            sample.seconds - self._compute.seconds(sample.work) - copy_s
-            for sample, copy_s in zip(samples, copies_s, strict=True)
+            sample.seconds - self._compute.seconds(sample.work) - loaded * s_per_token
+            for sample, (loaded, _) in zip(samples, found, strict=True)
         ]
         latency_s = max(0.0, statistics.median(rest_s))
         errors = [
             abs(rest - latency_s) / sample.seconds for rest, sample in zip(rest_s, samples, strict=True)
         ]
         residual = Residual(str(Kind.LOAD), len(errors), statistics.median(errors), max(errors), 0.0)
-        stored = end.store_bytes - before.store_bytes
-        return HostCost(
-            load=CopyCost(latency_s, 0.0, s_per_byte),
-            store=CopyCost(0.0, 0.0, (end.store_s - before.store_s) / stored if stored else 0.0),
-            kv_bytes_per_token=round(num_bytes / num_tokens),
-            residuals=(residual,),
-        )
+        return latency_s, (residual,)
 
     def _sample(self, timeline: Timeline) -> Sample:
         work = prompt_work(timeline.num_prompt_tokens, timeline.num_cached, self._budget)

@@ -155,8 +155,8 @@ async def test_host_memory(can_clear: bool) -> None:
 
 @pytest.mark.parametrize("num_chunks", [40, 50, 60, 64])
 async def test_prompts_that_are_half_in_host_memory(num_chunks: int) -> None:
-    """A tier too small for all of them gives back parts of some, or of none the most: the size of a token's KV
-    is that of all that was loaded, by all that it was."""
+    """A tier too small for all of them gives back parts of some, or of none the most: the size of a token's
+    KV is that of all that was loaded, by all that it was."""
     tiers = Tiers(HostShape(num_chunks))
     engine = VirtualEngine(replace(SHAPE, num_blocks=300), HOST_COST, tiers)
     facts, plan = replace(FACTS, has_offload=True, num_blocks=300), replace(QUICK, seconds=150.0)

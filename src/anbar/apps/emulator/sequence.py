@@ -57,6 +57,10 @@ class TokenKeys:
         return known
 
 
+def _nothing() -> None:
+    """Nobody to tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
     """A sequence that is to run."""
@@ -69,6 +73,8 @@ class SequencePlan:
     session: str | None = None
     reads_cache: bool = True
     transfer: TransferParams = NOTHING
+    give_up: Callable[[], None] = _nothing
+    """Ends the request when what is done with its tokens fails."""
 
 
 @dataclass(slots=True)
@@ -83,9 +89,9 @@ class Times:
 
 class SequenceRun:
     """A sequence while the engine has it. `on_tokens(number, finished)` is called at the end of each step
-    that generated some; `on_abort()` when the engine itself gave it up."""
+    that generated some; `on_abort()` when the engine itself gave it up; `give_up()` when one of them failed."""
 
-    __slots__ = ("keys", "on_abort", "on_tokens", "request", "times")
+    __slots__ = ("give_up", "keys", "on_abort", "on_tokens", "request", "times")
 
     def __init__(
         self,
@@ -93,12 +99,14 @@ class SequenceRun:
         keys: TokenKeys,
         on_tokens: Callable[[int, bool], None],
         on_abort: Callable[[], None],
+        arrival_s: float,
     ) -> None:
         self.request = request
         self.keys = keys
         self.on_tokens = on_tokens
         self.on_abort = on_abort
-        self.times = Times(request.arrival_s)
+        self.give_up: Callable[[], None] = _nothing
+        self.times = Times(arrival_s)
 
     @property
     def id(self) -> RequestId:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from anbar.sim.engine.events import EngineEvent
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import EngineRequest
 from anbar.sim.engine.step import Step, StepResult
+
+logger = logging.getLogger(__name__)
 
 PARTS = ("weights", "kv_cache")
 """What sleeps, by the tags of /wake_up."""
@@ -88,6 +91,14 @@ class EngineState:
         int_hashes = settings.events is None or settings.events.int_hashes
         self._wire = WireEvents(settings.store_owner, int_hashes=int_hashes)
         self._writer = Writer(self.text, settings.seed)
+        self.served = Served(
+            settings.served_names,
+            self.adapters,
+            settings.force_include_usage,
+            settings.auto_tools,
+            settings.max_n,
+            settings.max_prompts,
+        )
         self._numbers = itertools.count()
         self._adapter_numbers = itertools.count(1)
         self._life: Life | None = None
@@ -140,19 +151,6 @@ class EngineState:
 
     # What it serves
 
-    @property
-    def served(self) -> Served:
-        settings = self.settings
-        loras = {name: adapter.id for name, adapter in self.adapters.items()}
-        return Served(
-            settings.served_names,
-            loras,
-            settings.force_include_usage,
-            settings.auto_tools,
-            settings.max_n,
-            settings.max_prompts,
-        )
-
     def load_adapter(self, name: str, path: str) -> None:
         """A new adapter, or the same one from another path."""
         known = self.adapters.get(name)
@@ -187,14 +185,15 @@ class EngineState:
             len(plan.prompt),
             plan.answer.length,
             keys,
-            arrival_s=self.life.loop.clock.now_s(),
             reads_cache=plan.reads_cache,
             max_load_tokens=plan.transfer.max_load_tokens,
             max_offload_tokens=plan.transfer.max_offload_tokens,
             loads_shared=plan.transfer.loads_shared,
             wish=plan.transfer.wish,
         )
-        return SequenceRun(request, keys, on_tokens, on_abort)
+        run = SequenceRun(request, keys, on_tokens, on_abort, self.life.loop.clock.now_s())
+        run.give_up = plan.give_up
+        return run
 
     def submit(self, run: SequenceRun) -> None:
         """Let the engine have a sequence, once it is through the front end."""
@@ -206,7 +205,7 @@ class EngineState:
 
         def enter() -> None:
             del life.coming[run.id]
-            life.loop.submit(run)
+            self.supervise(lambda: life.loop.submit(run), run.give_up)
 
         life.coming[run.id] = asyncio.get_running_loop().call_later(front_s, enter)
 
@@ -229,12 +228,14 @@ class EngineState:
         """Start no step until `wake`; level 1 and 2 drop the cache, level 0 only pauses. `on_asleep` is
         called when that is done, which with `WAIT` is when what runs has finished."""
         life = self.life
-        life.sleep_level, life.asleep = level, set(PARTS)
+        life.sleep_level = level
+        if level:
+            life.asleep = life.asleep or set(PARTS)
         if mode is SleepMode.ABORT:
             life.loop.abort_all()
 
         def fall_asleep() -> None:
-            if level:
+            if level and life.sleep_level is not None:  # else it was woken before it fell asleep
                 life.loop.clear_cache()
             on_asleep()
 
@@ -255,6 +256,15 @@ class EngineState:
         return True
 
     # What the loop says
+
+    def supervise(self, act: Callable[[], None], give_up: Callable[[], None]) -> None:
+        """Do something for one request; a failure is counted, and ends that request alone."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - the supervisor of what is done later, counted
+            self.num_defects += 1
+            logger.error("a request failed: %s", type(error).__name__)
+            give_up()
 
     def published(self, events: Sequence[EngineEvent]) -> None:
         publisher = self.publisher

@@ -44,7 +44,6 @@ class EngineRequest:
     num_answer_tokens: int
     """It finishes when it has generated that many (at least 1)."""
     keys: BlockKeys
-    arrival_s: float = 0.0
     reads_cache: bool = True
     """False: prompt log-probabilities are wanted, so nothing is looked up (`skip_reading_prefix_cache`)."""
     max_load_tokens: int | None = None

@@ -1,40 +1,41 @@
-"""vLLM's whole API on one engine that has everything switched on: the checks that the emulator must pass too.
+"""vLLM's whole API: the checks that the emulator must pass too.
 
-`tests/e2e/test_contract.py` runs the suite on an engine as `anbar up` starts it; this one has a key, an
-adapter, request ids in its answers, development endpoints, and a cache so small that blocks are evicted.
+`tests/e2e/test_contract.py` runs the suite on an engine as `anbar up` starts it. Here one engine has all that
+there is: a key, an adapter and the loading of others, request ids in its answers, development endpoints,
+and a cache so small that blocks are evicted; the other one embeds.
 """
 
 import json
 import random
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from anbar.config.models import LaunchConfig
-from anbar.testing.engine_contract import ALL, Target
+from anbar.testing.engine_contract import ALL, EMBEDDING, Check, Target
+from tests.contract import hold
 from tests.engine.conftest import Launcher, unique
-from tests.engine.engine import SERVED_NAME, Engine, EngineConfig, plain
+from tests.engine.engine import SERVED_NAME, EngineConfig, plain
 
 KEY = "contract-key"
 ADAPTER = "adapter"
 
 
 @dataclass(frozen=True)
-class FullConfig(EngineConfig):
-    """An engine with every part of the API."""
+class ToldConfig(EngineConfig):
+    """An engine that is told more."""
 
-    adapter: Path = field(default=Path())
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
 
     def launch(self) -> LaunchConfig:
-        args = (
-            *("--api-key", KEY, "--enable-request-id-headers"),
-            *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={self.adapter}"),
-        )
-        return super().launch().model_copy(update={"args": args})
+        return super().launch().model_copy(update={"args": self.args, "env": dict(self.env)})
 
 
 def write_adapter(model: Path, target: Path, rank: int = 8) -> None:
@@ -58,31 +59,51 @@ def write_adapter(model: Path, target: Path, rank: int = 8) -> None:
     (target / "adapter_config.json").write_text(json.dumps(config))
 
 
+@contextmanager
+def started(launch: Launcher, config: EngineConfig, **facts: Any) -> Iterator[Target]:
+    """One engine for the checks alone, and what is to be known of it."""
+    engine = launch(config)
+    try:
+        engine.wait_ready()
+        yield Target(engine.url, SERVED_NAME, **facts)
+    finally:
+        engine.terminate()
+
+
 @pytest.fixture(scope="module")
 def target(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """The engine, to itself."""
+    """An engine with every part of the API."""
     adapter = tmp_path_factory.mktemp("lora") / ADAPTER
     write_adapter(smollm2, adapter)
-    config = FullConfig(unique("api"), smollm2, plain(), num_blocks=24, max_model_len=512, adapter=adapter)
-    engine: Engine = launch(config)
-    engine.wait_ready()
-    with urlopen(f"{engine.url}/kv_event_sources", timeout=10) as answer:
-        source = json.load(answer)["0"]
-    yield Target(
-        engine.url,
-        SERVED_NAME,
-        source["endpoint"],
-        source["replay_endpoint"],
-        KEY,
-        dev_mode=True,
-        request_ids=True,
-        lora=ADAPTER,
-        alone=True,
+    args = (
+        *("--api-key", KEY, "--enable-request-id-headers"),
+        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}"),
     )
-    engine.terminate()
+    env = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"))
+    config = ToldConfig(unique("api"), smollm2, plain(), num_blocks=24, max_model_len=512, args=args, env=env)
+    facts = {"dev_mode": True, "request_ids": True, "lora": ADAPTER, "runtime_lora": str(adapter)}
+    with started(launch, config, api_key=KEY, alone=True, **facts) as target:
+        with urlopen(f"{target.base_url}/kv_event_sources", timeout=60) as answer:
+            source = json.load(answer)["0"]
+        yield replace(target, events=source["endpoint"], replay=source["replay_endpoint"])
+
+
+@pytest.fixture(scope="module")
+def pooling(launch: Launcher, smollm2: Path) -> Iterator[Target]:
+    """The same model, made to embed."""
+    args = ("--runner", "pooling", "--convert", "embed")
+    config = ToldConfig(unique("pool"), smollm2, plain(), num_blocks=24, max_model_len=512, args=args)
+    with started(launch, config, embeds=True) as target:
+        yield target
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_api_contract(target: Target, check: Callable[[Target], None]) -> None:
+def test_api_contract(target: Target, check: Check) -> None:
     """Shapes, refusals, streams, counters and events, as exactly as they can be said."""
-    check(target)
+    hold(check, target)
+
+
+@pytest.mark.parametrize("check", EMBEDDING, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_embedding_contract(pooling: Target, check: Check) -> None:
+    """The same for an engine that embeds."""
+    hold(check, pooling)

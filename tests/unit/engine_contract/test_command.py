@@ -11,8 +11,8 @@ import zmq
 
 from anbar.testing.engine_contract import Target
 from anbar.testing.engine_contract.__main__ import Outcome, main, outcome
+from anbar.testing.engine_contract.event_log import connected_socket
 from anbar.testing.engine_contract.events import check_event_sources
-from anbar.testing.engine_contract.sockets import connected_socket
 
 SOURCE = '{"0": {"endpoint": "tcp://*:5557", "replay_endpoint": null, "publisher": "zmq"}}'
 MODELS = '{"data": [{"id": "llama", "max_model_len": 128}, {"id": "llama-adapter", "max_model_len": 128}]}'
@@ -52,9 +52,11 @@ def nobody() -> Iterator[str]:
 
 
 def test_nobody_there(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No server: what asks it fails; what is about absent events is skipped, and counted so."""
+    """No server: what asks it fails; what is about absent events is skipped with the reason, and counted."""
     assert main(["--url", nobody, "--model", "llama", "--only", "event_sources"]) == 0
-    assert capsys.readouterr().out.endswith("\n0 ok, 0 FAIL, 1 skip\n")
+    said = capsys.readouterr().out
+    assert " skip it publishes no events\n" in said
+    assert said.endswith("\n0 ok, 0 FAIL, 1 skip\n")
     assert main(["--url", nobody, "--model", "llama", "--only", "check_event", "--events", "tcp://x:1"]) == 2
     said = capsys.readouterr().out
     assert "FAIL ConnectionRefusedError" in said

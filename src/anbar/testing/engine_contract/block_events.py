@@ -3,15 +3,18 @@
 from itertools import pairwise
 from typing import cast
 
-from anbar.testing.engine_contract.event_log import holds, on_device, published, some_tokens
+from anbar.testing.engine_contract.event_log import holds, on_device, published, stored
+from anbar.testing.engine_contract.samples import block_size, capacity
 from anbar.testing.engine_contract.target import (
     Json,
     Target,
-    block_size,
     call,
-    capacity,
     complete,
+    needs,
+    needs_alone,
+    needs_events,
     ok,
+    some_tokens,
 )
 
 _SMALL = 128
@@ -21,11 +24,10 @@ _SMALL = 128
 def check_prompt_blocks(target: Target) -> None:
     """A prompt's full blocks are announced in one event, its last partial block not at all; a repetition
     that hits announces nothing."""
-    if not target.events:
-        return
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, 2 * size + size // 2)
-    first = _stored(target, ids)
+    first = stored(target, ids)
     (event,) = [event for event in first if holds(event, ids[:size])]
     assert event["token_ids"] == ids[: 2 * size]
     assert len(event["block_hashes"]) == 2
@@ -36,14 +38,13 @@ def check_prompt_blocks(target: Target) -> None:
     assert set(event) == fields, event
     assert event["kv_cache_spec_kind"] == "full_attention"
     assert event["lora_id"] is None
-    assert not [event for event in _stored(target, ids) if holds(event, ids[:size])]
+    assert not [event for event in stored(target, ids) if holds(event, ids[:size])]
 
 
 def check_answer_blocks(target: Target) -> None:
     """A block that the answer fills is announced once its last token is computed, which is a step after it
     was generated; its parent is the block before."""
-    if not target.events:
-        return
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, size - 1)
     assert not _mine(target, ids, max_tokens=1), "the only generated token is not computed"
@@ -59,32 +60,30 @@ def check_answer_blocks(target: Target) -> None:
 def check_blocks_computed_again(target: Target) -> None:
     """A prompt of exactly n blocks computes its last block again, and announces it again; one whose
     log-probabilities are wanted reads nothing from the cache and announces everything again."""
-    if not target.events or target.offloads:
-        return
+    needs_events(target)
+    needs(not target.offloads, "its tiers may have the last block too")
     size = block_size(target)
     ids = some_tokens(target, 2 * size)
-    (whole,) = [event for event in _stored(target, ids) if holds(event, ids[:size])]
-    (last,) = [event for event in _stored(target, ids) if holds(event, ids[size:])]
+    (whole,) = [event for event in stored(target, ids) if holds(event, ids[:size])]
+    (last,) = [event for event in stored(target, ids) if holds(event, ids[size:])]
     assert last["block_hashes"] == whole["block_hashes"][1:]
     assert last["parent_block_hash"] == whole["block_hashes"][0]
-    (unread,) = [event for event in _stored(target, ids, prompt_logprobs=0) if holds(event, ids[:size])]
+    (unread,) = [event for event in stored(target, ids, prompt_logprobs=0) if holds(event, ids[:size])]
     assert unread["block_hashes"] == whole["block_hashes"]
 
 
 def check_shared_blocks(target: Target) -> None:
     """Choices of one prompt share its whole blocks from their first step on: they are announced once."""
-    if not target.events:
-        return
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, 2 * size + 1)
-    found = [event for event in _stored(target, ids, n=2, temperature=1) if holds(event, ids[:size])]
+    found = [event for event in stored(target, ids, n=2, temperature=1) if holds(event, ids[:size])]
     assert [len(event["block_hashes"]) for event in found] == [2], found
 
 
 def check_hashes(target: Target) -> None:
     """Equal tokens have equal hashes and the same parent in every request; a salt changes all of them."""
-    if not target.events:
-        return
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, 3 * size)
     plain = _hashes(target, ids[: size + 1], ids)
@@ -96,25 +95,25 @@ def check_hashes(target: Target) -> None:
 
 def check_sessions(target: Target) -> None:
     """`session_id` of a request is named by its events."""
-    if not target.events:
-        return
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, size + 1)
-    (event,) = [event for event in _stored(target, ids, session_id="turn-1") if holds(event, ids[:size])]
+    (event,) = [event for event in stored(target, ids, session_id="turn-1") if holds(event, ids[:size])]
     assert event["session_id"] == "turn-1"
 
 
 def check_evictions(target: Target) -> None:
     """Blocks leave one event each, the least recently used request first and the tail of each before its
     head. Only on a small cache that nobody else uses."""
+    needs_events(target)
+    needs_alone(target)
     num_blocks = capacity(target)
-    if not target.events or not target.alone or num_blocks > _SMALL:
-        return
+    needs(num_blocks <= _SMALL, f"its cache has more than {_SMALL} blocks")
     size = block_size(target)
     prompts = [some_tokens(target, 3 * size + 1) for _ in range(2)]
     hashes: list[int] = []
     for ids in prompts:
-        (event,) = [event for event in _stored(target, ids) if holds(event, ids[:size])]
+        (event,) = [event for event in stored(target, ids) if holds(event, ids[:size])]
         hashes += reversed(event["block_hashes"])
 
     def fill() -> None:
@@ -130,8 +129,9 @@ def check_evictions(target: Target) -> None:
 
 def check_reset(target: Target) -> None:
     """`/reset_prefix_cache` empties the cache, says so, and is announced before the next step's blocks."""
-    if not target.dev_mode or not target.alone:
-        return
+    needs(target.dev_mode, "it has no development endpoints")
+    needs_alone(target)
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, 2 * size + 1)
     ok(complete(target, ids, max_tokens=1))
@@ -141,9 +141,6 @@ def check_reset(target: Target) -> None:
         usage = ok(complete(target, ids, max_tokens=1))["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 
-    if not target.events:
-        reset()
-        return
     kinds = [event for batch in published(target, reset) for event in batch.events]
     assert kinds[0] == {"type": "AllBlocksCleared"}
     assert holds(kinds[1], ids[:size])
@@ -151,8 +148,7 @@ def check_reset(target: Target) -> None:
 
 def check_sequences(target: Target) -> None:
     """Batches are numbered without gaps, and those of a request's steps are one batch a step."""
-    if not target.events:
-        return
+    needs_events(target)
     size = block_size(target)
     ids = some_tokens(target, size - 1)
     batches = published(target, lambda: ok(complete(target, ids, max_tokens=size + 2, ignore_eos=True)))
@@ -160,11 +156,6 @@ def check_sequences(target: Target) -> None:
     mine = [batch for batch in batches if any(holds(event, ids) for event in batch.events)]
     assert len(mine) == 1
     assert len(batches) >= 2
-
-
-def _stored(target: Target, ids: list[int], **fields: object) -> list[Json]:
-    batches = published(target, lambda: ok(complete(target, ids, **{"max_tokens": 1, **fields})))
-    return [event for event in on_device(batches) if event["type"] == "BlockStored"]
 
 
 def _mine(target: Target, ids: list[int], max_tokens: int, answer: list[int] | None = None) -> list[Json]:
@@ -188,7 +179,7 @@ def _mine(target: Target, ids: list[int], max_tokens: int, answer: list[int] | N
 def _hashes(target: Target, short: list[int], ids: list[int], **fields: object) -> list[int]:
     """Hashes of three blocks, the first announced with a request of its own."""
     size = block_size(target)
-    (head,) = [event for event in _stored(target, short, **fields) if holds(event, ids[:size])]
-    (tail,) = [event for event in _stored(target, ids, **fields) if holds(event, ids[size : 2 * size])]
+    (head,) = [event for event in stored(target, short, **fields) if holds(event, ids[:size])]
+    (tail,) = [event for event in stored(target, ids, **fields) if holds(event, ids[size : 2 * size])]
     assert tail["parent_block_hash"] == head["block_hashes"][0]
     return cast(list[int], [*head["block_hashes"], *tail["block_hashes"]])

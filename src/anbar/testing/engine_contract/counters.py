@@ -1,28 +1,23 @@
 """Checks of /metrics: how the counters move with each kind of request."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from anbar.testing.engine_contract.event_log import some_tokens
+from anbar.testing.engine_contract.samples import Moves, block_size, moved_by
 from anbar.testing.engine_contract.target import (
     Target,
-    block_size,
     complete,
-    eventually,
-    metrics,
+    needs,
+    needs_alone,
+    nonce,
     ok,
     refused,
+    some_tokens,
 )
-
-_SETTLED_S = 0.2
-"""The counters of a request are written just after its answer."""
-Moves = Mapping[str, float]
 
 
 def check_counters_of_a_request(target: Target) -> None:
     """One request moves the totals and the sums of its histograms by exactly its tokens."""
-    if not target.alone:
-        return
+    needs_alone(target)
     ids = some_tokens(target, 2 * block_size(target) + 3)
     count = len(ids)
     expected = {
@@ -47,8 +42,8 @@ def check_counters_of_a_request(target: Target) -> None:
 
 def check_counters_of_a_hit(target: Target) -> None:
     """Tokens from the cache are counted as such, and not as computed."""
-    if not target.alone or target.offloads:
-        return
+    needs_alone(target)
+    needs(not target.offloads, "its tiers may have the last block too")
     size = block_size(target)
     ids = some_tokens(target, 2 * size + 3)
     ok(complete(target, ids, max_tokens=1))
@@ -67,8 +62,7 @@ def check_counters_of_a_hit(target: Target) -> None:
 
 def check_counters_of_choices(target: Target) -> None:
     """Each choice is a request of its own with a prompt of its own; `n` is recorded once."""
-    if not target.alone:
-        return
+    needs_alone(target)
     ids = some_tokens(target, block_size(target) // 2)
     expected = {
         "prompt_tokens_total": 2 * len(ids),
@@ -85,8 +79,7 @@ def check_counters_of_choices(target: Target) -> None:
 
 def check_counters_of_a_stop(target: Target) -> None:
     """An answer that a stop string ends counts as stopped, with the tokens that it has."""
-    if not target.alone:
-        return
+    needs_alone(target)
     ids = some_tokens(target, block_size(target) // 2)
     asked = {"max_tokens": 6, "ignore_eos": True, "skip_special_tokens": False}
     text = ok(complete(target, ids, **asked))["choices"][0]["text"]
@@ -100,8 +93,7 @@ def check_counters_of_a_stop(target: Target) -> None:
 
 def check_counters_of_unread_prompts(target: Target) -> None:
     """A prompt whose log-probabilities are wanted is computed whole, and asks the cache for nothing."""
-    if not target.alone:
-        return
+    needs_alone(target)
     ids = some_tokens(target, 2 * block_size(target) + 1)
     ok(complete(target, ids, max_tokens=1))
     expected = {
@@ -115,44 +107,17 @@ def check_counters_of_unread_prompts(target: Target) -> None:
 
 def check_counters_of_refusals(target: Target) -> None:
     """What is refused is not counted as a request."""
-    if not target.alone:
-        return
-    _expect(target, lambda: refused(complete(target, "a", temperature=9), 400), {"prompt_tokens_total": 0})
+    needs_alone(target)
+    names = ("prompt_tokens_total", "prefix_cache_queries_total", "request_params_max_tokens_count")
+    _expect(target, lambda: refused(complete(target, nonce(), temperature=9), 400), dict.fromkeys(names, 0))
 
 
 def _expect(target: Target, action: Callable[[], object], expected: Moves) -> None:
-    """Do something; the named samples move by these amounts."""
-    time.sleep(_SETTLED_S)
-    before = totals(target)
-    action()
-
-    def wrong() -> list[str]:
-        after = totals(target)
-        moved = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in expected}
-        return [
-            f"{name} moved by {moved[name]}, not {by}" for name, by in expected.items() if moved[name] != by
-        ]
-
-    eventually(lambda: not wrong(), target, lambda: "; ".join(wrong()))
-
-
-def moves(before: Moves, after: Moves) -> dict[str, float]:
-    """The samples that moved, and by how much."""
-    changed = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    return {name: by for name, by in changed.items() if by}
-
-
-def totals(target: Target) -> dict[str, float]:
-    """vLLM's samples by short name and the labels that tell them apart."""
-    found: dict[str, float] = {}
-    for line in metrics(target).splitlines():
-        if not line.startswith("vllm:"):
-            continue
-        name, _, value = line.removeprefix("vllm:").rpartition(" ")
-        family, _, labels = name.partition("{")
-        kept = [
-            part for part in labels.rstrip("}").split(",") if not part.startswith(("engine=", "model_name="))
-        ]
-        own = ",".join(part for part in kept if part)
-        found[f"{family}{{{own}}}" if own else family] = float(value)
-    return found
+    """Do something; the named samples move by these amounts, no more and no less."""
+    moved = moved_by(target, action)
+    wrong = [
+        f"{name} moved by {moved.get(name, 0)}, not {by}"
+        for name, by in expected.items()
+        if moved.get(name, 0) != by
+    ]
+    assert not wrong, "; ".join(wrong)

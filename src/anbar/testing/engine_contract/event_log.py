@@ -1,15 +1,18 @@
-"""What an engine publishes while something is done to it."""
+"""What an engine publishes while something is done to it, and its ZMQ sockets."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 import zmq
 
-from anbar.testing.engine_contract.sockets import connected_socket
-from anbar.testing.engine_contract.target import Json, Target, block_size, complete, long_prompt, ok, tokens
+from anbar.testing.engine_contract.samples import block_size
+from anbar.testing.engine_contract.target import Json, Target, complete, ok, some_tokens
 
+TIMEOUT_S = 60.0
+"""Longest wait for a message that must come."""
 _HEARD_MS = 500
 """After that long without a message a subscription is not there yet."""
 
@@ -21,6 +24,23 @@ class Batch:
     sequence: int
     payload: bytes
     events: list[Json]
+
+
+@contextmanager
+def connected_socket(kind: int, address: str, timeout_s: float = TIMEOUT_S) -> Iterator["zmq.Socket[bytes]"]:
+    """A socket with a context of its own; receiving raises zmq.Again after `timeout_s`."""
+    context = zmq.Context()
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVTIMEO, int(timeout_s * 1000))
+    if kind == zmq.SUB:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(address)
+    try:
+        yield socket
+    finally:
+        socket.close()
+        context.term()
 
 
 def published(target: Target, action: Callable[[], object]) -> list[Batch]:
@@ -49,23 +69,22 @@ def published(target: Target, action: Callable[[], object]) -> list[Batch]:
 
 def _await_subscription(target: Target, socket: "zmq.Socket[bytes]") -> None:
     """A subscription takes its time to reach the publisher: have a block announced until that is heard."""
-    time.sleep(0.1)
-    end_s = time.monotonic() + target.timeout_s
+    end_s = time.monotonic() + TIMEOUT_S
     while True:
-        assert time.monotonic() < end_s, f"nothing is heard of {target.events}"
         marker = some_tokens(target, block_size(target))
         ok(complete(target, marker, max_tokens=1))
         while socket.poll(_HEARD_MS):
             _, events, _ = msgspec.msgpack.decode(socket.recv_multipart()[2])
             if any(holds(event, marker) for event in events):
                 return
+        if time.monotonic() > end_s:
+            raise zmq.Again
 
 
-def some_tokens(target: Target, count: int) -> list[int]:
-    """That many ids that no prompt began with before."""
-    ids = tokens(target, long_prompt(12 + 2 * count))
-    assert len(ids) >= count, "the text is too short"
-    return ids[:count]
+def stored(target: Target, ids: list[int], **fields: object) -> list[Json]:
+    """The blocks that a completion of one token has announced on the device."""
+    batches = published(target, lambda: ok(complete(target, ids, **{"max_tokens": 1, **fields})))
+    return [event for event in on_device(batches) if event["type"] == "BlockStored"]
 
 
 def holds(event: Json, ids: Sequence[int]) -> bool:

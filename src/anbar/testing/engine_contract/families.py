@@ -6,7 +6,8 @@ Source: vLLM 0.32 `v1/metrics/loggers.py`, `v1/metrics/buckets.py`.
 import re
 from collections.abc import Mapping, Sequence
 
-from anbar.testing.engine_contract.target import Target, call, context_length, metrics
+from anbar.testing.engine_contract.samples import metrics, samples
+from anbar.testing.engine_contract.target import Target, call, context_length
 
 _GAUGES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "num_requests_running": {},
@@ -125,10 +126,9 @@ def _base(target: Target) -> dict[str, str]:
     return {"engine": "0", "model_name": target.model}
 
 
-def _labels(page: str, name: str) -> list[dict[str, str]]:
+def _labels(page: str, name: str) -> list[Mapping[str, str]]:
     """The labels of each sample of one name, in the page's order."""
-    lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
-    return [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
+    return [sample.labels for sample in samples(page, name)]
 
 
 def _one_two_five(limit: int) -> list[float]:

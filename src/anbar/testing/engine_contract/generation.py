@@ -93,18 +93,6 @@ def check_stream_usage(target: Target) -> None:
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
 
 
-def check_stop(target: Target) -> None:
-    """A stop string ends the answer before it, with reason `stop` and the string as `stop_reason`."""
-    prompt = f"{nonce()} tell"
-    text = ok(complete(target, prompt, max_tokens=16, ignore_eos=True))["choices"][0]["text"]
-    stop = next((part for part in text.split() if len(part) > 1 and "�" not in part), None)
-    if stop is None:
-        return
-    choice = ok(complete(target, prompt, max_tokens=16, ignore_eos=True, stop=[stop]))["choices"][0]
-    assert choice["text"] == text[: text.index(stop)]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
-
-
 def check_n_and_batches(target: Target) -> None:
     """`n` and several prompts give one choice each, indexed in order; usage counts all."""
     page = ok(

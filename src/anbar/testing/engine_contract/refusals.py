@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from anbar.testing.engine_contract.target import Json, Target, call, context_length, refused
 
-COMPLETIONS, CHATS, TOKENIZE, DETOKENIZE = (
-    *("/v1/completions", "/v1/chat/completions"),
-    *("/tokenize", "/detokenize"),
-)
+COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 _GOOD: dict[str, Json] = {
     COMPLETIONS: {"prompt": "a", "max_tokens": 4, "temperature": 0},
     CHATS: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "temperature": 0},
+    EMBEDDINGS: {"input": "a"},
     TOKENIZE: {},
     DETOKENIZE: {},
 }

@@ -8,7 +8,6 @@ from dataclasses import replace
 from anbar.testing.engine_contract.refusals import (
     CHATS,
     COMPLETIONS,
-    DETOKENIZE,
     TOKENIZE,
     TYPE,
     Refusal,
@@ -53,6 +52,15 @@ _BOTH = (
     typed("ignore_eos", None, "bool_type", "Input should be a valid boolean", "None"),
     typed("min_tokens", "x", "int_parsing", _INTEGER, "x"),
     typed("min_tokens", None, "int_type", "Input should be a valid integer", "None"),
+    typed(
+        "truncate_prompt_tokens",
+        -2,
+        "greater_than_equal",
+        "Input should be greater than or equal to -1",
+        "-2",
+        ctx=", 'ctx': {'ge': -1}",
+    ),
+    typed("logit_bias.5", {"5": "x"}, "float_parsing", _NUMBER, "x"),
     typed("stop_token_ids", 5, "list_type", _LIST, "5"),
     typed("stop_token_ids.0", ["x"], "int_parsing", _INTEGER, "x"),
     typed("user", 5, "string_type", _STRING, "5"),
@@ -129,26 +137,6 @@ def check_refused_shapes(target: Target) -> None:
         "'input': '<dict of 2 items>'}"
     )
     assert (absent["message"], absent["param"], absent["type"]) == (wanted, "body.messages", TYPE), absent
-
-
-def check_refused_ids(target: Target) -> None:
-    """/tokenize wants a prompt or messages, /detokenize a list of ids that are not negative."""
-    missing = (
-        "{'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 2 items>'}"
-    )
-    first = (
-        "{'type': 'string_type', 'loc': 'body.prompt', 'msg': 'Input should be a valid string', 'input': '5'}"
-    )
-    row = Refusal({"prompt": 5}, f"2 validation errors:\n  {first}\n  {missing}", "body.prompt", TYPE)
-    checked(target, TOKENIZE, [row])
-    low = "Input should be greater than or equal to 0"
-    rows = (
-        typed("tokens.0", [-1], "greater_than_equal", low, "-1", ctx=", 'ctx': {'ge': 0}"),
-        typed("tokens", "x", "list_type", _LIST, "x"),
-        typed("tokens.0", ["x"], "int_parsing", _INTEGER, "x"),
-        typed("tokens", None, "list_type", _LIST, "None"),
-    )
-    checked(target, DETOKENIZE, rows)
 
 
 def check_bodies(target: Target) -> None:

@@ -10,14 +10,16 @@ from anbar.testing.engine_contract.refusals import (
     Refusal,
     checked,
     plain,
+    typed,
     value,
 )
-from anbar.testing.engine_contract.target import Target, chunks, complete, context_length
+from anbar.testing.engine_contract.target import Target, context_length
 
 _UNTRUSTED = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. "
     "Refused request with untrusted chat template."
 )
+_TOO_MANY = "which is greater than max allowed: 20"
 _BOTH = (
     value("temperature", -1, "temperature must be non-negative, got -1.0.", shown="-1.0"),
     value("temperature", 99, "temperature must be in [0, 2], got 99.0.", shown="99.0"),
@@ -42,12 +44,6 @@ _BOTH = (
     plain("min_tokens", -1, "min_tokens must be greater than or equal to 0, got -1."),
     plain("stop", "", "stop cannot contain an empty string."),
     value(
-        "stop_token_ids",
-        [10**9],
-        "token_id(s) [1000000000] in stop_token_ids contain out-of-vocab token ids. Vocabulary size: …",
-        shown=[10**9],
-    ),
-    value(
         "logit_bias",
         {"x": 1},
         "logit_bias contains key(s) that cannot be converted to integer token IDs: ['x']",
@@ -57,6 +53,17 @@ _BOTH = (
     plain("bad_words", [""], "bad_words cannot contain an empty string. Got bad_words=['']"),
     value("prompt_logprobs", -2, "`prompt_logprobs` must be a positive value or -1.", shown=-2),
     value("prompt_logprobs", "x", "`prompt_logprobs` must be an integer.", shown="x"),
+    value("prompt_logprobs", 10**6, f"Requested prompt logprobs of 1000000, {_TOO_MANY}", shown=10**6),
+    value("prompt_logprobs", -1, f"Requested prompt logprobs of …, {_TOO_MANY}", shown="…"),
+    plain("n", 0, "n must be at least 1, got 0."),
+    plain("truncate_prompt_tokens", 0, "The decoder prompt cannot be empty"),
+    value(
+        "truncate_prompt_tokens",
+        10**8,
+        "truncate_prompt_tokens=100000000 cannot be greater than max_model_len = {length}. "
+        "Please request a smaller truncation size.",
+        shown=10**8,
+    ),
     value(
         "stream_options", {"include_usage": True}, "Stream options can only be defined when `stream=True`."
     ),
@@ -78,6 +85,22 @@ def check_refused_values(target: Target) -> None:
         checked(target, path, _BOTH)
 
 
+def check_refused_numbers(target: Target) -> None:
+    """Numbers that are none: not-a-number and the infinities, which JSON as Python reads it may hold."""
+    for number in (float("nan"), float("inf"), -float("inf")):
+        rows = (
+            value("temperature", number, f"temperature must be a finite number, got {number}.", shown=number),
+            value("top_p", number, f"top_p must be in (0, 1], got {number}.", shown=number),
+            plain("min_p", number, f"min_p must be in [0, 1], got {number}."),
+            plain("presence_penalty", number, f"presence_penalty must be in [-2, 2], got {number}."),
+            plain("repetition_penalty", number, f"repetition_penalty must be a finite number, got {number}."),
+            typed("max_tokens", number, "finite_number", "Input should be a finite number", f"{number}"),
+            typed("n", number, "finite_number", "Input should be a finite number", f"{number}"),
+        )
+        for path in (COMPLETIONS, CHATS):
+            checked(target, path, rows)
+
+
 def check_refused_completions(target: Target) -> None:
     """What only completions have: prompts that are none, log-probabilities by number."""
     nothing = "Either prompt or prompt_embeds must be provided and non-empty."
@@ -86,10 +109,8 @@ def check_refused_completions(target: Target) -> None:
         value("prompt", "", nothing),
         plain("prompt", [], "You must pass at least one prompt"),
         plain("prompt", [[]], "The decoder prompt cannot be empty"),
-        plain("prompt", [10**9], "Token id 1000000000 is out of vocabulary"),
-        value(
-            "logprobs", 21, "Requested sample logprobs of 21, which is greater than max allowed: 20", shown=21
-        ),
+        value("logprobs", 21, f"Requested sample logprobs of 21, {_TOO_MANY}", shown=21),
+        value("logprobs", -1, f"Requested sample logprobs of …, {_TOO_MANY}", shown="…"),
         value("logprobs", -2, "`logprobs` must be a positive value or -1.", shown=-2),
         value("logprobs", "2", "`logprobs` must be an integer.", shown=2),
         Refusal(
@@ -127,16 +148,25 @@ def check_refused_lengths(target: Target) -> None:
 
 
 def check_refused_chats(target: Target) -> None:
-    """What only chats have: messages, tools, templates."""
-    tools = [{"type": "function", "function": {"name": "f"}}]
+    """What only chats have: messages, log-probabilities by a flag, templates."""
     both = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
     empty = "Cannot apply chat template to an empty conversation. Provide at least one message."
+    least = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+    flag = {"logprobs": True}
     rows = (
         plain("messages", [], empty),
         Refusal({"continue_final_message": True, "add_generation_prompt": True}, both),
         value("top_logprobs", 2, "when using `top_logprobs`, `logprobs` must be set to true."),
         value("top_logprobs", -2, "`top_logprobs` must be a positive value or -1.", shown=-2),
         value("top_logprobs", "2", "`top_logprobs` must be an integer.", shown=2),
+        *(
+            Refusal(
+                {**flag, "top_logprobs": top},
+                f"Requested sample logprobs of {shown}, {_TOO_MANY} (parameter=logprobs, value={shown})",
+                "logprobs",
+            )
+            for top, shown in ((21, "21"), (-1, "…"))
+        ),
         value(
             "max_completion_tokens",
             10**8,
@@ -144,32 +174,8 @@ def check_refused_chats(target: Target) -> None:
             "Please request fewer output tokens.",
             shown=10**8,
         ),
-        Refusal(
-            {"max_completion_tokens": 0},
-            "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
-            "max_tokens",
-        ),
-        value(
-            "tools",
-            [],
-            "`tools` must not be an empty array. "
-            "Either provide at least one tool or omit the field entirely.",
-        ),
-        value("tool_choice", "auto", "When using `tool_choice`, `tools` must be set."),
-        Refusal(
-            {"tools": tools},
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
-        ),
-        Refusal(
-            {"tools": tools, "tool_choice": "required"},
-            'tool_choice="required" requires --tool-call-parser to be set',
-        ),
-        Refusal(
-            {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "g"}}},
-            "The tool specified in `tool_choice` does not match any of the specified `tools` "
-            "(parameter=tool_choice)",
-            "tool_choice",
-        ),
+        Refusal({"max_completion_tokens": 0}, least, "max_tokens"),
+        Refusal({"echo": True, "max_tokens": 0}, least, "max_tokens"),
         plain("chat_template", "x", _UNTRUSTED),
         plain("chat_template_kwargs", {"chat_template": "x"}, _UNTRUSTED),
     )
@@ -192,12 +198,3 @@ def check_refused_tokenizing(target: Target) -> None:
         ),
     )
     checked(target, TOKENIZE, rows)
-
-
-def check_late_refusals(target: Target) -> None:
-    """What is found only when the stream has begun is one error event, then [DONE]; the status is 200."""
-    (event,) = chunks(complete(target, [10**9], stream=True))
-    error = event["error"]
-    wanted = ("Token id 1000000000 is out of vocabulary", "BadRequestError", None, 400)
-    assert (error["message"], error["type"], error["param"], error["code"]) == wanted, error
-    assert complete(target, "a", temperature=-1, stream=True).status == 400

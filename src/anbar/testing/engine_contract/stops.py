@@ -2,7 +2,6 @@
 
 from typing import cast
 
-from anbar.testing.engine_contract.event_log import some_tokens
 from anbar.testing.engine_contract.target import (
     Json,
     Target,
@@ -10,8 +9,10 @@ from anbar.testing.engine_contract.target import (
     chunks,
     complete,
     context_length,
+    needs,
     nonce,
     ok,
+    some_tokens,
 )
 
 _SHORT = 1024
@@ -87,17 +88,20 @@ def check_min_tokens(target: Target) -> None:
 
 
 def check_length(target: Target) -> None:
-    """Without a limit, or with a null one, a completion gets 16 tokens; answers end where the model's context
-    does, which is tried where that is not far."""
+    """Without a limit, or with a null one, a completion gets 16 tokens."""
     body = {"model": target.model, "prompt": nonce(), "ignore_eos": True}
     for limit in ({"max_tokens": None}, {}):
         page = ok(call(target, "POST", "/v1/completions", {**body, **limit}))
         assert page["usage"]["completion_tokens"] == 16, page
+
+
+def check_context_end(target: Target) -> None:
+    """Answers end where the model's context does, which is tried where that is not far."""
     length = context_length(target)
-    if length <= _SHORT:
-        page = ok(complete(target, some_tokens(target, length - 2), max_tokens=8, ignore_eos=True))
-        assert page["usage"]["completion_tokens"] == 2, page
-        assert page["choices"][0]["finish_reason"] == "length"
+    needs(length <= _SHORT, f"its context has more than {_SHORT} tokens")
+    page = ok(complete(target, some_tokens(target, length - 2), max_tokens=8, ignore_eos=True))
+    assert page["usage"]["completion_tokens"] == 2, page
+    assert page["choices"][0]["finish_reason"] == "length"
 
 
 def _with_stop(target: Target) -> tuple[str, Json, str]:

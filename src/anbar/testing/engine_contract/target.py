@@ -6,18 +6,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 Json = dict[str, Any]
 
 
-@dataclass(slots=True)
-class Traffic:
-    """What the checks asked so far. One that asked nothing had nothing to check."""
-
-    num_connections: int = 0
+class NotApplicable(Exception):
+    """The check is about something that this engine has not; the text says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +26,25 @@ class Target:
     events: str = ""
     replay: str = ""
     api_key: str = ""
-    timeout_s: float = 60.0
+    timeout_s: float = 120.0
+    """Longest wait for what must come."""
+    embeds: bool = False
+    """It embeds and generates nothing (`--runner pooling`): `EMBEDDING` are its checks."""
     offloads: bool = False
     """Blocks come back from host RAM or a store as well."""
     dev_mode: bool = False
     """It has the development endpoints (`VLLM_SERVER_DEV_MODE=1`)."""
     request_ids: bool = False
     """It repeats `x-request-id` in its answers (`--enable-request-id-headers`)."""
+    auto_tools: bool = False
+    """It finds calls of tools in answers (`--enable-auto-tool-choice --tool-call-parser ...`)."""
     lora: str = ""
     """An adapter that it serves; "": none."""
+    runtime_lora: str = ""
+    """The directory of an adapter that it can load over HTTP (`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`); "": it
+    loads none."""
     alone: bool = False
     """Nobody else uses it: checks may count exactly, fill its cache and drop it."""
-    traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,34 @@ class Reply:
         return [part.removeprefix(b"data: ") for part in parts[:-1]]
 
 
+def needs(has: object, what: str) -> None:
+    """NotApplicable unless the engine has what the check is about."""
+    if not has:
+        raise NotApplicable(what)
+
+
+def needs_alone(target: Target) -> None:
+    """For checks that count exactly, or that do something to everybody's requests."""
+    needs(target.alone, "others may use the engine")
+
+
+def needs_events(target: Target) -> None:
+    needs(target.events, "it publishes no events")
+
+
 @contextmanager
-def connected(target: Target) -> Iterator[http.client.HTTPConnection]:
-    """A connection of its own."""
-    target.traffic.num_connections += 1
+def sent(
+    target: Target, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+) -> Iterator[http.client.HTTPConnection]:
+    """A request on a connection of its own, which is closed when the block ends; `body` is bytes or goes as
+    JSON."""
+    given = {"content-type": "application/json", **(headers or {})}
+    if target.api_key:
+        given["authorization"] = f"Bearer {target.api_key}"
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection = http.client.HTTPConnection(urlsplit(target.base_url).netloc, timeout=target.timeout_s)
     try:
+        connection.request(method, path, data, given)
         yield connection
     finally:
         connection.close()
@@ -78,13 +104,8 @@ def connected(target: Target) -> Iterator[http.client.HTTPConnection]:
 def call(
     target: Target, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
 ) -> Reply:
-    """One request; `body` is bytes or goes as JSON."""
-    sent = {"content-type": "application/json", **(headers or {})}
-    if target.api_key:
-        sent["authorization"] = f"Bearer {target.api_key}"
-    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    with connected(target) as connection:
-        connection.request(method, path, data, sent)
+    """One request and its answer."""
+    with sent(target, method, path, body, headers) as connection:
         answer = connection.getresponse()
         return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
 
@@ -136,26 +157,7 @@ def refused(reply: Reply, status: int) -> Json:
     return error
 
 
-def samples(page: str, name: str) -> dict[str, float]:
-    """Labels (as text) and values of one metric."""
-    lines = (line for line in page.splitlines() if line.startswith((name + "{", name + " ")))
-    return {line[len(name) :].rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
-
-
-def metrics(target: Target) -> str:
-    """The page of GET /metrics."""
-    reply = call(target, "GET", "/metrics")
-    assert reply.status == 200
-    return reply.body.decode()
-
-
-def block_size(target: Target) -> int:
-    """Tokens per block, as the probe reads it."""
-    (labels,) = samples(metrics(target), "vllm:cache_config_info")
-    return int(labels.partition('block_size="')[2].partition('"')[0])
-
-
-def eventually(holds: Callable[[], bool], target: Target, what: Callable[[], str] = str) -> None:
+def eventually(holds: Callable[[], bool], target: Target, what: Callable[[], object] = str) -> None:
     """Wait until `holds()`; `what()` says in the end how it is instead."""
     end_s = time.monotonic() + target.timeout_s
     while not holds():
@@ -169,10 +171,11 @@ def tokens(target: Target, text: str) -> list[int]:
     return cast(list[int], page["tokens"])
 
 
-def capacity(target: Target) -> int:
-    """Blocks that can hold something: vLLM's first block never does."""
-    (labels,) = samples(metrics(target), "vllm:cache_config_info")
-    return int(labels.partition('num_gpu_blocks="')[2].partition('"')[0]) - 1
+def some_tokens(target: Target, count: int) -> list[int]:
+    """That many ids that no prompt began with before."""
+    ids = tokens(target, long_prompt(12 + 2 * count))
+    assert len(ids) >= count, "the text is too short"
+    return ids[:count]
 
 
 def context_lengths(target: Target) -> dict[str, int]:

@@ -2,13 +2,22 @@
 
 from dataclasses import replace
 
-from anbar.testing.engine_contract.target import Target, call, complete, ok
+from anbar.testing.engine_contract.target import Target, call, ok
+
+_ABSENT = (("GET", "/tokenizer_info"),)
+_GENERATION = (("POST", "/v1/completions"), ("POST", "/v1/chat/completions"))
+_POOLING = (("POST", "/v1/embeddings"), ("POST", "/pooling"), ("POST", "/score"))
+_ADAPTERS = (("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"))
+_DEVELOPMENT = (
+    *(("POST", path) for path in ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")),
+    *(("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")),
+)
 
 
 def check_keys(target: Target) -> None:
     """The key guards the API's paths, existing or not, and nothing else; its refusal has no error object."""
     if not target.api_key:
-        assert complete(replace(target, api_key="any"), "a", max_tokens=1).status == 200
+        ok(call(replace(target, api_key="any"), "GET", "/v1/models"))
         return
     for key in ("", "wrong", target.api_key.upper() + "x"):
         stranger = replace(target, api_key=key)
@@ -45,9 +54,10 @@ def check_pages(target: Target) -> None:
 def check_methods(target: Target) -> None:
     """A wrong method is a 405 that names the right one, HEAD included; a path with a slash too many is sent
     to the right one; what does not exist is a 404."""
+    work = "/v1/embeddings" if target.embeds else "/v1/completions"
     wrong = (
-        *(("GET", path, "POST") for path in ("/v1/completions", "/v1/chat/completions", "/tokenize")),
-        *(("PUT", "/v1/completions", "POST"), ("OPTIONS", "/v1/completions", "POST")),
+        *((method, work, "POST") for method in ("GET", "PUT", "OPTIONS")),
+        ("GET", "/tokenize", "POST"),
         *(("POST", path, "GET") for path in ("/v1/models", "/health", "/version")),
         ("HEAD", "/health", "GET"),
     )
@@ -56,10 +66,21 @@ def check_methods(target: Target) -> None:
         assert (reply.status, reply.headers.get("allow")) == (405, allowed), (method, path)
         if method != "HEAD":
             assert reply.json == {"detail": "Method Not Allowed"}, (method, path)
-    for method, path in (("GET", "/health/"), ("POST", "/v1/completions/")):
+    for method, path in (("GET", "/health/"), ("POST", f"{work}/")):
         reply = call(target, method, path)
         assert reply.status == 307, path
         assert reply.headers["location"].endswith(path.rstrip("/")), path
     for method, path in (("GET", "/nothing"), ("POST", "/v1/nothing"), ("GET", "/v1/models/x"), ("GET", "/")):
         reply = call(target, method, path)
+        assert (reply.status, reply.json) == (404, {"detail": "Not Found"}), path
+
+
+def check_absent_endpoints(target: Target) -> None:
+    """What an engine has not is the framework's 404: embeddings of a model that generates, answers of one
+    that embeds, adapters that are loaded over HTTP, sleep and resets without development mode."""
+    absent = [*_ABSENT, *(_GENERATION if target.embeds else _POOLING)]
+    absent += [] if target.dev_mode else _DEVELOPMENT
+    absent += [] if target.runtime_lora else _ADAPTERS
+    for method, path in absent:
+        reply = call(target, method, path, {} if method == "POST" else None)
         assert (reply.status, reply.json) == (404, {"detail": "Not Found"}), path

@@ -29,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             }
         ],
         "cache": {"mode": "shared", "host_bytes": "1GiB"},
-        "router": {"port": router_port, "client_kv_fields": "allow"},
+        "router": {"port": router_port, "client_kv_fields": "allow", "connect_timeout_s": 60.0},
     }
     with run_stack(config, directory) as running:
         yield running

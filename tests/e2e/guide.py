@@ -34,10 +34,16 @@ def read_blocks(page: Path) -> list[Block]:
     return found
 
 
-def shell_script(blocks: list[Block], renamed: Mapping[str, str]) -> str:
+def shell_script(blocks: list[Block], renamed: Mapping[str, str], replaced: Mapping[str, str]) -> str:
     """One bash script of all blocks, each of which begins by printing its mark; `renamed` maps numbers of
-    four digits in the guide, its ports, to others."""
-    return "\n".join(_part(number, block, renamed) for number, block in enumerate(blocks))
+    four digits in the guide, its ports, to others, and `replaced` its texts. ValueError when it has not all
+    of those."""
+    script = "\n".join(_part(number, block, renamed) for number, block in enumerate(blocks))
+    for text, other in replaced.items():
+        if text not in script:
+            raise ValueError(f"{text!r} is no longer in the guide")
+        script = script.replace(text, other)
+    return script
 
 
 def outputs(text: str) -> dict[int, str]:

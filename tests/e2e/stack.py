@@ -17,6 +17,8 @@ import httpx
 import openai
 import yaml
 
+from tests.e2e.settle import settle
+
 REPO = Path(__file__).resolve().parents[2]
 ANBAR = [str(REPO / ".venv/bin/python"), "-m", "anbar.cli.main"]
 MODEL = "smollm2-135m-instruct"
@@ -44,11 +46,12 @@ class Engine:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of one of vLLM's metrics whose labels include `labels`."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
         return sum_samples(text, name, labels)
 
     def kill(self) -> None:
         """SIGKILL the engine with all its processes, as a crash or the OOM killer would."""
+        assert self.pid, "process group 0 would be this test's own"
         os.killpg(os.getpgid(self.pid), signal.SIGKILL)
 
 
@@ -157,22 +160,11 @@ class Stack:
         """The prompt's token ids as an engine computes them."""
         engine = next(iter(self.engines().values()))
         body = {"model": MODEL, "prompt": prompt}
-        return list(httpx.post(f"{engine.url}/tokenize", json=body, timeout=30).json()["tokens"])
+        return list(httpx.post(f"{engine.url}/tokenize", json=body, timeout=120).json()["tokens"])
 
     def settle(self) -> None:
-        """Wait until the router has heard all that the engines had to say: no new KV event for 0.4 s.
-
-        An engine publishes stores into host RAM and the shared store some steps after the answer.
-        """
-
-        def heard() -> list[int]:
-            return [engine["kv_events"]["last_sequence"] for engine in self.admin()]
-
-        last, since = heard(), time.monotonic()
-        while time.monotonic() - since < 0.4:
-            time.sleep(0.05)
-            if (now := heard()) != last:
-                last, since = now, time.monotonic()
+        """Wait until the router has heard all that the engines had to say."""
+        settle(self.url)
 
     def _stream(self, path: str, fields: dict[str, Any]) -> Answer:
         body = {
@@ -204,7 +196,7 @@ class Stack:
 
 @contextmanager
 def run_stack(
-    config: dict[str, Any], directory: Path, options: Sequence[str] = (), ready_timeout_s: float = 400
+    config: dict[str, Any], directory: Path, options: Sequence[str] = (), ready_timeout_s: float = 500
 ) -> Iterator[Stack]:
     """`anbar up` with `config` and `options`, stopped at the end; its output is shown when it did not become
     ready."""
@@ -231,7 +223,7 @@ def run_stack(
         stop(process)
 
 
-def stop(process: subprocess.Popen[bytes], timeout_s: float = 60) -> int:
+def stop(process: subprocess.Popen[bytes], timeout_s: float = 120) -> int:
     """Ctrl-C, then wait; SIGKILL after `timeout_s`."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)

@@ -78,7 +78,7 @@ def test_models_health_ready_and_metrics(stack: Stack) -> None:
     before = stack.metric("anbar_router_requests_total", status="200")
     stack.complete("Once")
     wait_until(
-        lambda: stack.metric("anbar_router_requests_total", status="200") == before + 1, 5, "request counted"
+        lambda: stack.metric("anbar_router_requests_total", status="200") >= before + 1, 60, "request counted"
     )
 
 
@@ -125,11 +125,13 @@ def test_disconnect_cancels_in_the_engine(stack: Stack, after_first_byte: bool) 
         )
         if after_first_byte:
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
-        wait_until(lambda: running() > 0, 20, "the engine runs the request")
-    wait_until(lambda: running() == 0, 15, "the engine stops")
+        wait_until(lambda: running() > 0, 60, "the engine runs the request")
+    wait_until(lambda: running() == 0, 60, "the engine stops")
     assert answered() == before
     wait_until(
-        lambda: stack.metric("anbar_router_in_flight_requests") == 0, 5, "the router counts nothing in flight"
+        lambda: stack.metric("anbar_router_in_flight_requests") == 0,
+        60,
+        "the router counts nothing in flight",
     )
 
 

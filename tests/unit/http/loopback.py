@@ -20,7 +20,7 @@ LIMITS = ServerLimits(
 )
 """Times that no stall of the machine takes: what is to expire is made to by `ManualTimers`."""
 UPSTREAM_LIMITS = UpstreamLimits(
-    connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0, keep_idle_s=60.0
+    connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=90.0, keep_idle_s=70.0
 )
 """The same for the client side."""
 

@@ -242,6 +242,8 @@ async def test_paused_answer_is_not_taken_for_a_silent_one(pool_of: PoolOf) -> N
         assert await settled(lambda: sink.data) == b"a"
         reply.resume()
         await until(lambda: sink.data == b"ab")
+        reply.pause()
+        reply.resume()
         timers.advance(UPSTREAM_LIMITS.idle_timeout_s + 0.1)
         assert not await within(sink.end)
 

@@ -82,15 +82,10 @@ class _Writer:
         asks: list[Ask] = []
         for index in range(count):
             asks.append(self.ask(f"{name}-{index}", asks))
-        return self.close(Batch(name, tuple(asks), clears))
-
-    def close(self, batch: Batch) -> Batch:
-        """Later batches may go on from this one's requests."""
-        for ask in batch.asks:
-            if ask.aborts is None:
-                before = self.length_of[ask.after] if ask.after else 0
-                self.length_of[ask.id] = before + len(ask.prompt) + ask.max_tokens
-        return batch
+        for ask in asks:  # later batches may go on from these
+            before = self.length_of[ask.after] if ask.after else 0
+            self.length_of[ask.id] = before + len(ask.prompt) + ask.max_tokens
+        return Batch(name, tuple(asks), clears)
 
     def ask(self, name: str, earlier: Sequence[Ask]) -> Ask:
         rng = self.rng
@@ -146,7 +141,7 @@ def _open_scenario(name: str, seed: int, shape: EngineShape, host: HostShape | N
             )
             if aborts is not None:
                 writer.length_of.pop(ask.id, None)
-        batches.append(writer.close(Batch(label, tuple(asks))))
+        batches.append(Batch(label, tuple(asks)))
     return Scenario(name, shape, tuple(batches), host)
 
 
@@ -182,29 +177,3 @@ SCENARIOS = {
         _scenario("host-tiny", 12, _SMALL, HostShape(9)),
     )
 }
-
-
-def scenario(name: str) -> Scenario:
-    """One of `SCENARIOS`, or "drawn-N": another engine and other batches for every N. Raises KeyError."""
-    kind, _, number = name.rpartition("-")
-    return _drawn(name, int(number)) if kind == "drawn" and number.isdecimal() else SCENARIOS[name]
-
-
-def _drawn(name: str, seed: int) -> Scenario:
-    rng = random.Random(seed)
-    max_num_seqs = rng.randint(2, 14)
-    shape = EngineShape(
-        block_size=BLOCK_SIZE,
-        num_blocks=rng.randint(20, 52),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=rng.randint(max(max_num_seqs, 30), 300),
-        max_model_len=512,
-        watermark=rng.choice((0.0, 0.0, 0.05, 0.15)),
-        reserve_full_prompt=rng.random() < 0.7,
-    )
-    host = None
-    if rng.random() < 0.75:
-        chunk_blocks = rng.choice((1, 1, 2, 3))
-        num_chunks = rng.randint(8, 90) // chunk_blocks
-        host = HostShape(num_chunks, chunk_blocks, rng.choice((Offload.ALL, Offload.ALL, Offload.PROMPT)))
-    return rng.choice((_scenario, _open_scenario))(name, seed, shape, host)

@@ -1,10 +1,11 @@
 """A recording of real vLLM, served again by the engine model and compared with it step by step.
 
 Everything that can be seen of vLLM's blocks is compared: which request gets which tokens and blocks, who is
-preempted, the order of the queues and of the free blocks, what is cached where, and the events.
+preempted, the order of the queues and of the free blocks, what is cached where, and the events; and, batch by
+batch, what is counted of lookups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anbar.core.cost import EngineCost, TokenCurve
@@ -16,7 +17,10 @@ from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import BlockKey, EngineRequest, Status
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
 from anbar.sim.engine.shared import SharedTier
-from tests.engine.recording.recorded import Asked, Batch, Event, Recording, Settings, Step
+from anbar.sim.engine.step import Step as EngineStep
+from anbar.sim.engine.step import StepResult
+from tests.engine.recording.recorded import Asked, Batch, Event, Lookups, Recording, Settings, Step
+from tests.unit.sim.workload import Ask
 
 _COST = StepCost(EngineCost(TokenCurve(((1, 1.0), (2, 1.0)))))
 """Every step takes a second, so that none is merged with the next."""
@@ -39,25 +43,46 @@ class Totals:
     """Events of the shared tier."""
 
 
+@dataclass(frozen=True)
+class Clear:
+    """The caches are cleared before a step; `cleared` is what vLLM said."""
+
+    preempts: bool
+    tiers: bool
+    cleared: bool
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a recording does not hold."""
+
+    shared: SharedTier | None = None
+    """Behind the host tier."""
+    kv_bytes_per_token: int = 0
+    asks: Mapping[str, Ask] = field(default_factory=dict)
+    """By request: what it asks of the shared tier, and whether it is aborted amid a step."""
+    clears: Mapping[tuple[str, int], Clear] = field(default_factory=dict)
+    """By batch and step."""
+
+
 @dataclass
 class Replay:
     """The model beside a recording. `run` raises AssertionError at the first difference."""
 
     recording: Recording
-    shared: SharedTier | None = None
-    """Behind the host tier, where vLLM had one."""
+    extras: Extras = field(default_factory=Extras)
     totals: Totals = field(default_factory=Totals)
 
     def run(self) -> Totals:
         settings = self.recording.settings
         self._block_size = settings.block_size
-        self._engine = Engine(self.shape(), _COST, _tiers(settings, self.shared))
+        self._engine = Engine(self._shape(), _COST, _tiers(settings, self.extras.shared))
         self._now_s = 0.0
         for batch in self.recording.batches:
             self._serve(batch)
         return self.totals
 
-    def shape(self) -> EngineShape:
+    def _shape(self) -> EngineShape:
         """The engine's shape, as vLLM said it."""
         settings = self.recording.settings
         return EngineShape(
@@ -68,11 +93,13 @@ class Replay:
             max_model_len=settings.max_model_len,
             watermark=settings.watermark,
             reserve_full_prompt=settings.reserve_full_prompt,
+            prefix_caching=settings.prefix_caching,
+            kv_bytes_per_token=self.extras.kv_bytes_per_token,
         )
 
-    def request(self, asked: Asked) -> EngineRequest:
+    def _request(self, asked: Asked) -> EngineRequest:
         """The model's side of a request."""
-        return EngineRequest(
+        request = EngineRequest(
             RequestId(asked.id),
             len(asked.prompt),
             asked.max_tokens,
@@ -81,13 +108,25 @@ class Replay:
             max_load_tokens=asked.max_load_tokens,
             max_offload_tokens=asked.max_offload_tokens,
         )
+        if (ask := self.extras.asks.get(asked.id)) is not None:
+            request.wish, request.loads_shared = ask.wish, ask.loads_shared
+        return request
 
-    def before_step(self, engine: Engine, batch: Batch, number: int) -> None:
-        """What else was done to the engine before a step, after arrivals and aborts."""
+    def _clear(self, batch: Batch, number: int) -> None:
+        clear = self.extras.clears.get((batch.name, number))
+        if clear is not None:
+            cleared = self._engine.clear_cache(preempts=clear.preempts, tiers=clear.tiers)
+            assert cleared == clear.cleared, f"{batch.name}, step {number}: clearing differs"
+            self._engine.check_integrity()
 
-    def aborts_amid(self, batch: Batch, number: int) -> Sequence[str]:
+    def _aborts_amid(self, batch: Batch, number: int) -> list[str]:
         """Requests that were aborted while a step was computed."""
-        return ()
+        asks = self.extras.asks
+        return [
+            asked.id
+            for asked in batch.requests
+            if (ask := asks.get(asked.id)) is not None and ask.aborts_amid and ask.aborts == number
+        ]
 
     def _serve(self, batch: Batch) -> None:
         if batch.clears:
@@ -97,13 +136,13 @@ class Replay:
         for number, step in enumerate(batch.steps):
             for asked in batch.requests:
                 if asked.arrives == number:
-                    requests[asked.id] = self.request(asked)
+                    requests[asked.id] = self._request(asked)
                     self._engine.add(requests[asked.id])
             for asked in batch.requests:
                 if asked.aborts == number:
                     self._engine.abort(RequestId(asked.id))
-            self.before_step(self._engine, batch, number)
-            for name, ours, theirs in self._step(step, self.aborts_amid(batch, number)):
+            self._clear(batch, number)
+            for name, ours, theirs in self._step(step, self._aborts_amid(batch, number)):
                 assert ours == theirs, f"{batch.name}, step {number}: {name} differ"
             self._engine.check_integrity()
             self._count(step)
@@ -116,18 +155,28 @@ class Replay:
             assert requests[asked.id].num_preemptions == asked.num_preemptions
             self.totals.device_hits += asked.device_hit
             self.totals.external_hits += asked.external_hit
+        assert self._lookups() == batch.lookups, f"{batch.name}: counters differ"
+
+    def _lookups(self) -> Lookups:
+        counters = self._engine.counters
+        by_source = {
+            "host": counters.num_external_hits - counters.num_shared_hits,
+            "disk": counters.num_shared_hits,
+        }
+        return Lookups(
+            counters.num_prefix_queries,
+            counters.num_prefix_hits,
+            counters.num_external_queries,
+            counters.num_external_hits,
+            {source: number for source, number in by_source.items() if number},
+        )
 
     def _step(self, step: Step, amid: Sequence[str]) -> Iterator[tuple[str, object, object]]:
         """What the model and vLLM did, part by part. A step in which vLLM only tells its workers that
         requests have ended is none in the model."""
         engine = self._engine
         running = engine.start_step(self._now_s, until_s=self._now_s)
-        if running is None:
-            yield "pieces", (), step.pieces
-            yield "outputs", (), step.outputs
-            yield "events", (), step.events
-            return
-        planned = running.step
+        planned = running.step if running is not None else EngineStep()
         assert planned.num_repeats == 1
         pieces = [(piece.request.id, piece.num_before, piece.num_new) for piece in planned.pieces]
         yield "pieces", pieces, [(piece.request, piece.num_before, piece.num_new) for piece in step.pieces]
@@ -142,10 +191,10 @@ class Replay:
         yield from self._copies(step)
         for request_id in amid:
             engine.abort(RequestId(request_id))
-        result = engine.finish_step()
+        result = engine.finish_step() if running is not None else StepResult((), ())
         outputs = [(output.request.id, output.num_tokens, output.finished) for output in result.outputs]
         yield "outputs", outputs, [(o.request, len(o.tokens), o.finished) for o in step.outputs]
-        yield "events", _sorted(self._wire(result.events)), _sorted(_plain(step.events))
+        yield "events", _sorted(self._wire(result.events)), _sorted(step.events)
         yield "free_after", engine.pool.free_order(), list(step.free_after)
         yield "cached", engine.pool.contents(), list(step.cached)
         host = engine.connector.host.keys() if engine.connector is not None else []
@@ -214,13 +263,7 @@ def _text(keys: tuple[BlockKey, ...]) -> tuple[str, ...]:
     return tuple(str(key) for key in keys)
 
 
-def _plain(events: Sequence[Event]) -> Iterator[Event]:
-    """Without extra keys, which the model leaves to whoever makes the keys."""
-    for event in events:
-        yield Event(event.type, event.medium, event.keys, event.parent, event.tokens)
-
-
-def _sorted(events: Iterator[Event]) -> list[Event]:
+def _sorted(events: Iterable[Event]) -> list[Event]:
     """In order, but for chunks stored on the host tier one after the other: in vLLM, chance."""
     ordered: list[Event] = []
     run: list[Event] = []

@@ -10,13 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from anbar.sim.engine.shape import HostShape, Offload
 from tests.engine.batches import SCENARIOS, Scenario
 from tests.engine.recording import recorded
 from tests.engine.replay import Replay
 
-pytestmark = pytest.mark.block_exact
+pytestmark = [pytest.mark.block_exact, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 NUM_RANDOM_ENGINES = 300
@@ -24,8 +24,8 @@ NUM_RANDOM_ENGINES = 300
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=list(SCENARIOS))
 def test_every_block_is_where_vllm_has_it(recordings: Path, scenario: Scenario) -> None:
-    """Hits, evictions, preemptions, copies, queues, free blocks and events are equal in every step, in
-    batches that put the engine under pressure."""
+    """Hits, evictions, preemptions, copies, queues, free blocks and events are equal in every step, counters
+    in every batch, in batches that put the engine under pressure whatever the model answers."""
     totals = Replay(recorded.load(recordings / f"{scenario.name}.json.gz")).run()
     print(totals)
     assert totals.preemptions >= 2
@@ -33,25 +33,23 @@ def test_every_block_is_where_vllm_has_it(recordings: Path, scenario: Scenario) 
     assert totals.device_hits > 0
     if scenario.host is not None:
         assert totals.host_evictions > 0
-        # The smallest keeps nothing until it is asked for again.
-        assert totals.external_hits > 0 or scenario.name == "host-tiny"
+        assert totals.external_hits > 0
 
 
 def test_a_difference_would_be_seen(recordings: Path) -> None:
     """The same recordings against engines that differ in one thing: each is found out."""
     recording = recorded.load(recordings / "host-pairs.json.gz")
     settings = recording.settings
-    host = HostShape(settings.host_chunks, settings.chunk_blocks, Offload.ALL)
     others = (
-        _but(recording, num_blocks=settings.num_blocks + 1),
-        _but(recording, max_num_batched_tokens=settings.max_num_batched_tokens - 1),
-        _but(recording, host_chunks=host.num_chunks + 1),
-        _but(recording, offload_prompt_only=True),
-        _but(recording, reserve_full_prompt=not settings.reserve_full_prompt),
+        replace(settings, num_blocks=settings.num_blocks + 1),
+        replace(settings, max_num_batched_tokens=settings.max_num_batched_tokens - 1),
+        replace(settings, host_chunks=settings.host_chunks + 1),
+        replace(settings, offload_prompt_only=True),
+        replace(settings, reserve_full_prompt=not settings.reserve_full_prompt),
     )
     for other in others:
         with pytest.raises(AssertionError, match="differ"):
-            Replay(other).run()
+            Replay(replace(recording, settings=other)).run()
 
 
 def test_random_engines(engine_python: Path) -> None:
@@ -59,19 +57,9 @@ def test_random_engines(engine_python: Path) -> None:
     tiering manager and the plugin's own code over a table), which preempt, evict, abort amid steps and have
     limits, scopes and slow stores: the model does the same in each of some 40,000 steps."""
     command = [engine_python, "-m", "tests.engine.dry", "--seeds", "0", str(NUM_RANDOM_ENGINES)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3000, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     totals = json.loads(done.stdout.splitlines()[-1])
     for name, least in (("preemptions", 300), ("evictions", 3000), ("external_hits", 300), ("shared", 300)):
         assert totals[name] >= least, f"too little of {name} to show anything"
-
-
-def _but(recording: recorded.Recording, **changes: int | bool) -> recorded.Recording:
-    settings = {name: getattr(recording.settings, name) for name in recorded.Settings.__struct_fields__}
-    return recorded.Recording(
-        recording.scenario,
-        recording.vllm,
-        recorded.Settings(**settings | changes),
-        recording.batches,
-    )

@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from anbar.adapters.vllm.block_hash import Identity, extend
+from anbar.sim.engine.shape import HostShape, Offload
 from tests.engine.batches import SCENARIOS
 from tests.engine.recording import recorded
-from tests.engine.recording.recorded import Event, Recording, Step
+from tests.engine.recording.recorded import Recording, Step
 
-pytestmark = pytest.mark.block_exact
+pytestmark = [pytest.mark.block_exact, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module", params=list(SCENARIOS))
@@ -19,29 +21,19 @@ def recording(request: pytest.FixtureRequest, recordings: Path) -> Recording:
     return recorded.load(recordings / f"{request.param}.json.gz")
 
 
-def test_it_is_under_pressure(recording: Recording) -> None:
-    """Requests are preempted, blocks are evicted and found again, on the host tier too where there is one."""
-    device, host = Counter[str](), Counter[str]()
-    for event in _events(recording):
-        (device if event.medium == "GPU" else host)[event.type] += len(event.keys)
-    requests = [asked for batch in recording.batches for asked in batch.requests]
-    assert sum(asked.num_preemptions for asked in requests) >= 2
-    assert device["removed"] >= 50
-    assert sum(asked.device_hit for asked in requests) > 0
-    assert (recording.settings.host_chunks > 0) == (host["removed"] > 0)
-    assert (recording.settings.host_chunks > 0) == any(step.loads for step in _steps(recording))
-
-
 def test_it_is_the_engine_that_was_asked_for(recording: Recording) -> None:
     """vLLM took the settings as they are: none was raised, lowered or ignored."""
     scenario, settings = SCENARIOS[recording.scenario], recording.settings
-    for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        assert getattr(settings, name) == getattr(scenario.shape, name)
-    assert settings.watermark == scenario.shape.watermark
-    assert settings.reserve_full_prompt == scenario.shape.reserve_full_prompt
-    if scenario.host is not None:
-        assert settings.host_chunks == scenario.host.num_chunks
-        assert settings.chunk_blocks == scenario.host.chunk_blocks
+    shape = {
+        name: getattr(settings, name) for name in settings.__struct_fields__ if hasattr(scenario.shape, name)
+    }
+    assert len(shape) == 8
+    assert scenario.shape == replace(scenario.shape, **shape)
+    if scenario.host is None:
+        assert settings.host_chunks == 0
+        return
+    offload = Offload.PROMPT if settings.offload_prompt_only else Offload.ALL
+    assert scenario.host == HostShape(settings.host_chunks, settings.chunk_blocks, offload)
 
 
 def test_keys_are_the_hashes_that_we_compute(recording: Recording) -> None:
@@ -142,7 +134,3 @@ def test_copies_name_their_chunks(recording: Recording) -> None:
 
 def _steps(recording: Recording) -> Iterator[Step]:
     return (step for batch in recording.batches for step in batch.steps)
-
-
-def _events(recording: Recording) -> Iterator[Event]:
-    return (event for step in _steps(recording) for event in step.events)

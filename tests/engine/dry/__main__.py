@@ -5,26 +5,16 @@ Runs in the engine's interpreter, in the repository's root. Ends with 1 when one
 
 import argparse
 import json
-import os
 import sys
 import traceback
 from collections import Counter
+from dataclasses import asdict
 
-_ENVIRONMENT = {
-    "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # what vLLM leaves to the order of sets is at least the same in every run
-}
+from tests.engine.recording import environment
 
 
 def main() -> None:
-    if any(os.environ.get(name) != value for name, value in _ENVIRONMENT.items()):
-        os.environ.update(_ENVIRONMENT)
-        os.execv(sys.executable, [sys.executable, "-m", "tests.engine.dry", *sys.argv[1:]])
+    environment.prepare("tests.engine.dry")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -37,7 +27,7 @@ def main() -> None:
     num_differing = 0
     for seed in range(*options.seeds):
         try:
-            totals += compare(seed)
+            totals.update(asdict(compare(seed)))
         except AssertionError as error:
             num_differing += 1
             (place,) = traceback.extract_tb(error.__traceback__)[-1:]

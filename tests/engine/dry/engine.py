@@ -1,15 +1,13 @@
 """One of vLLM's engine cores without workers; runs in the engine's interpreter."""
 
-import json
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import KVEventsConfig, KVTransferConfig, VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
@@ -22,22 +20,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from anbar.sim.engine.shape import Offload
 from tests.engine.dry.tier import CLOCK, ClockedTier
+from tests.engine.recording import model
 from tests.engine.recording.scheduler import RecordingScheduler
 from tests.unit.sim.workload import Ask, Workload
 
-_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 2048,
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-}
-_KV_BYTES_PER_TOKEN = 2 * 64 * 4
 _PAGE_BYTES = 4096
 """Rows of the host tier are multiples of that."""
 _ABORTED = RequestStatus.FINISHED_ABORTED
@@ -80,7 +66,6 @@ class DryEngine:
             kv_cache_config=cache,
             structured_output_manager=StructuredOutputManager(config),
             block_size=shape.block_size,
-            log_stats=True,
         )
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(shape.block_size, sha256)
@@ -89,18 +74,6 @@ class DryEngine:
             self._worker = OffloadingConnectorWorker(SimpleNamespace(replicated_layout=False), config, cache)
             self._worker.worker = _InlineCopies()
         self._answers: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def num_chunks(self) -> int:
-        """Of the host tier, as vLLM has counted them."""
-        if self.scheduler.connector is None:
-            return 0
-        return int(self.scheduler.connector.scheduler.manager.primary_tier._num_chunks)
-
-    def keys(self, ask: Ask) -> tuple[str, ...]:
-        """Keys of all full blocks of prompt and answer."""
-        whole = self._request("keys", ask.prompt + ask.answer, ask, SamplingParams(max_tokens=1))
-        return tuple(block_hash.hex() for block_hash in whole.block_hashes)
 
     def add(self, name: str, ask: Ask) -> None:
         params = SamplingParams(
@@ -170,23 +143,10 @@ def _transfer_params(ask: Ask) -> dict[str, object]:
 
 def _config(workload: Workload, name: str) -> VllmConfig:
     shape = workload.shape
-    with tempfile.TemporaryDirectory() as model:
-        (Path(model) / "config.json").write_text(json.dumps(_MODEL))
+    with tempfile.TemporaryDirectory() as directory:
+        model.write_config(directory)
         config = EngineArgs(
-            model=model,
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            block_size=shape.block_size,
-            num_gpu_blocks_override=shape.num_blocks,
-            max_num_seqs=shape.max_num_seqs,
-            max_num_batched_tokens=shape.max_num_batched_tokens,
-            max_model_len=shape.max_model_len,
-            enable_prefix_caching=shape.prefix_caching,
-            watermark=shape.watermark,
-            scheduler_reserve_full_isl=shape.reserve_full_prompt,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
-            kv_transfer_config=_transfer(workload, name),
+            model=directory, kv_transfer_config=_transfer(workload, name), **model.options(shape)
         ).create_engine_config()
     config.cache_config.num_gpu_blocks = shape.num_blocks
     config.cache_config.block_size = shape.block_size  # smaller than the platform would take
@@ -202,7 +162,7 @@ def _transfer(workload: Workload, name: str) -> KVTransferConfig | None:
         "spec_name": "TieringOffloadingSpec",
         "spec_module_path": "vllm.v1.kv_offload.tiering.spec",
         "cpu_bytes_to_use": host.num_chunks
-        * -(-chunk_tokens * _KV_BYTES_PER_TOKEN // _PAGE_BYTES)
+        * -(-chunk_tokens * model.KV_BYTES_PER_TOKEN // _PAGE_BYTES)
         * _PAGE_BYTES,
         "blocks_per_chunk": host.chunk_blocks,
         "offload_prompt_only": host.offload is Offload.PROMPT,

@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_model_len: int
     watermark: float
     reserve_full_prompt: bool
+    prefix_caching: bool
     host_chunks: int
     """0: no host tier."""
     chunk_blocks: int
@@ -57,8 +58,6 @@ class Asked(msgspec.Struct, frozen=True):
     """Generated tokens, as far as it got."""
     keys: tuple[str, ...]
     """Keys of the full blocks of prompt and answer."""
-    cached_tokens: int
-    """As usage reports them."""
     device_hit: int
     external_hit: int
     num_preemptions: int
@@ -92,7 +91,6 @@ class Event(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] = ()
     parent: str | None = None
     tokens: tuple[int, ...] = ()
-    extra_keys: tuple[tuple[str, ...] | None, ...] | None = None
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -136,6 +134,19 @@ class Step(msgspec.Struct, frozen=True):
     """Keys on the host tier, the longest unused first; also those whose store is not complete."""
 
 
+class Lookups(msgspec.Struct, frozen=True):
+    """What vLLM's scheduler has counted since the engine's start, in tokens."""
+
+    device_queries: int = 0
+    """`prefix_cache_queries`"""
+    device_hits: int = 0
+    external_queries: int = 0
+    """`external_prefix_cache_queries`"""
+    external_hits: int = 0
+    hits_by_source: dict[str, int] = {}
+    """`prompt_tokens_cached_by_source`, of the tiers below the device that had any."""
+
+
 class Batch(msgspec.Struct, frozen=True):
     """Requests, and the steps until nothing was left to do. The caches are as the batch before left them."""
 
@@ -144,13 +155,13 @@ class Batch(msgspec.Struct, frozen=True):
     """The device's prefix cache was dropped before the first step (its event comes with that step's)."""
     requests: tuple[Asked, ...]
     steps: tuple[Step, ...]
+    lookups: Lookups
 
 
 class Recording(msgspec.Struct, frozen=True):
     """All batches of one scenario, one after the other in one engine."""
 
     scenario: str
-    vllm: str
     settings: Settings
     batches: tuple[Batch, ...]
 

@@ -1,46 +1,25 @@
 """Serve the batches of a scenario with `vllm.LLM` under a watched scheduler.
 
-The model is the smallest that has a paged KV cache; its weights are random. Only blocks matter here, and
-which tokens it answers is recorded."""
+The model's weights are random: only blocks matter here, and which tokens it answers is recorded."""
 
 import gc
-import json
 import os
 import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import vllm
 from vllm import LLM, SamplingParams
-from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config import KVTransferConfig
 from vllm.inputs import TokensPrompt
 
 from anbar.config.render import PLUGIN_MODULE
 from anbar.sim.engine.shape import Offload
-from tests.engine.batches import VOCABULARY, Ask, Batch, Scenario
-from tests.engine.recording import recorded
+from tests.engine.batches import Ask, Batch, Scenario
+from tests.engine.recording import model, recorded
 from tests.engine.recording.scheduler import RecordingScheduler
 
-_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
-_KV_BYTES_PER_TOKEN = 2 * 64 * 4
 _MAX_STEPS = 5000
 """A batch that is not over by then is a defect."""
 
@@ -53,8 +32,7 @@ def record(scenario: Scenario) -> recorded.Recording:
         session = _Session(engine, scheduler)
         return recorded.Recording(
             scenario=scenario.name,
-            vllm=vllm.__version__,
-            settings=_settings(scheduler),
+            settings=scheduler.settings(),
             batches=tuple(session.serve(batch) for batch in scenario.batches),
         )
 
@@ -92,9 +70,13 @@ class _Session:
             if not due and not self._scheduler.has_requests():
                 break
             self._engine.step()
-        requests = tuple(self._asked(ask, arrived[ask.id]) for ask in batch.asks)
+        requests = tuple(
+            self._scheduler.asked(ask.id, arrives=arrived[ask.id], aborts=ask.aborts) for ask in batch.asks
+        )
         self._turns.update((asked.id, asked.prompt + asked.answer) for asked in requests)
-        return recorded.Batch(batch.name, batch.clears, requests, tuple(self._scheduler.steps))
+        return recorded.Batch(
+            batch.name, batch.clears, requests, tuple(self._scheduler.steps), self._scheduler.lookups
+        )
 
     def _add(self, ask: Ask, tokens: tuple[int, ...]) -> None:
         limits = {"max_load_tokens": ask.max_load_tokens, "max_offload_tokens": ask.max_offload_tokens}
@@ -115,52 +97,20 @@ class _Session:
             ),
         )
 
-    def _asked(self, ask: Ask, arrived: int) -> recorded.Asked:
-        request = self._scheduler.seen[ask.id]
-        device_hit, external_hit = self._scheduler.hits.get(ask.id, (0, 0))
-        return recorded.Asked(
-            id=ask.id,
-            prompt=tuple(request.prompt_token_ids),
-            max_tokens=ask.max_tokens,
-            salt=ask.salt,
-            reads_cache=ask.reads_cache,
-            max_load_tokens=ask.max_load_tokens,
-            max_offload_tokens=ask.max_offload_tokens,
-            arrives=arrived,
-            aborts=ask.aborts,
-            answer=tuple(request.output_token_ids),
-            keys=tuple(block_hash.hex() for block_hash in request.block_hashes),
-            cached_tokens=device_hit + external_hit,
-            device_hit=device_hit,
-            external_hit=external_hit,
-            num_preemptions=request.num_preemptions,
-        )
-
 
 @contextmanager
 def _engine(scenario: Scenario) -> Iterator[Any]:
     """vLLM's engine in this process, gone when the block ends."""
     shape = scenario.shape
-    with tempfile.TemporaryDirectory() as model:
-        (Path(model) / "config.json").write_text(json.dumps(_MODEL))
+    with tempfile.TemporaryDirectory() as directory:
+        model.write_config(directory)
         llm = LLM(
-            model=model,
-            skip_tokenizer_init=True,
+            model=directory,
             load_format="dummy",
-            dtype="float32",
-            enforce_eager=True,
             scheduler_cls=RecordingScheduler,
-            block_size=shape.block_size,
-            num_gpu_blocks_override=shape.num_blocks,
-            kv_cache_memory_bytes=2 * shape.num_blocks * shape.block_size * _KV_BYTES_PER_TOKEN,
-            max_num_seqs=shape.max_num_seqs,
-            max_num_batched_tokens=shape.max_num_batched_tokens,
-            max_model_len=shape.max_model_len,
-            enable_prefix_caching=shape.prefix_caching,
-            watermark=shape.watermark,
-            scheduler_reserve_full_isl=shape.reserve_full_prompt,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+            kv_cache_memory_bytes=2 * shape.num_blocks * shape.block_size * model.KV_BYTES_PER_TOKEN,
             kv_transfer_config=_transfer(scenario),
+            **model.options(shape),
         )
         try:
             yield llm.llm_engine
@@ -175,7 +125,7 @@ def _transfer(scenario: Scenario) -> KVTransferConfig | None:
     host = scenario.host
     if host is None:
         return None
-    chunk_bytes = host.chunk_blocks * scenario.shape.block_size * _KV_BYTES_PER_TOKEN
+    chunk_bytes = host.chunk_blocks * scenario.shape.block_size * model.KV_BYTES_PER_TOKEN
     return KVTransferConfig(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
@@ -187,22 +137,4 @@ def _transfer(scenario: Scenario) -> KVTransferConfig | None:
             "blocks_per_chunk": host.chunk_blocks,
             "offload_prompt_only": host.offload is Offload.PROMPT,
         },
-    )
-
-
-def _settings(scheduler: RecordingScheduler) -> recorded.Settings:
-    """As vLLM has them."""
-    config = scheduler.vllm_config
-    connector = scheduler.connector.scheduler if scheduler.connector is not None else None
-    return recorded.Settings(
-        block_size=scheduler.block_size,
-        num_blocks=scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-        max_model_len=config.model_config.max_model_len,
-        watermark=config.scheduler_config.watermark,
-        reserve_full_prompt=config.scheduler_config.scheduler_reserve_full_isl,
-        host_chunks=connector.manager.primary_tier._num_chunks if connector is not None else 0,
-        chunk_blocks=connector.config.blocks_per_chunk if connector is not None else 1,
-        offload_prompt_only=connector.config.offload_prompt_only if connector is not None else False,
     )

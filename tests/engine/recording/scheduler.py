@@ -1,7 +1,7 @@
 """vLLM's scheduler, watched: given to vLLM by its option `scheduler_cls`, it decides nothing itself.
 
-It runs in the engine's interpreter. What it reads of vLLM's internals beyond the scheduler's own interface is
-read here and nowhere else.
+It runs in the engine's interpreter. What the comparison reads of vLLM's internals beyond the scheduler's own
+interface is read here and nowhere else.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,20 @@ from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_offload.base import get_offload_block_hash
+from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from tests.engine.recording.recorded import Event, Output, Piece, Step, Transfer
+from tests.engine.recording.recorded import (
+    Asked,
+    Event,
+    Lookups,
+    Output,
+    Piece,
+    Settings,
+    Step,
+    Transfer,
+)
 
 
 class InOrder(set[str]):
@@ -62,21 +72,75 @@ class Kept(EventPublisher):  # type: ignore[misc]
 
 
 class RecordingScheduler(Scheduler):  # type: ignore[misc]
-    """Keeps a `Step` of every turn in `steps`, and what each request came to in `seen`."""
+    """Keeps a `Step` of every turn in `steps`, and all requests with what they came to."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs | {"log_stats": True})
         self.steps: list[Step] = []
-        self.seen: dict[str, Request] = {}
-        self.hits: dict[str, tuple[int, int]] = {}
+        self._device = PrefixCacheStats()
+        self._external = PrefixCacheStats()
+        """Lookups of all steps."""
+        self._seen: dict[str, Request] = {}
+        self._hits: dict[str, tuple[int, int]] = {}
         """By request: prompt tokens that its first admission found on the device, and below."""
         self.finished_req_ids: set[str] = InOrder()
         self.kv_event_publisher = Kept()
         self._preempted: list[str] = []
         self._decided: dict[str, Any] = {}
 
+    @property
+    def lookups(self) -> Lookups:
+        """What has been counted so far."""
+        return Lookups(
+            self._device.queries,
+            self._device.hits,
+            self._external.queries,
+            self._external.hits,
+            {source.value: number for source, number in self._external.hits_by_source.items()},
+        )
+
+    def settings(self) -> Settings:
+        """As vLLM has them."""
+        config = self.vllm_config
+        connector = self.connector.scheduler if self.connector is not None else None
+        return Settings(
+            block_size=self.block_size,
+            num_blocks=self.kv_cache_manager.block_pool.num_gpu_blocks,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_model_len=config.model_config.max_model_len,
+            watermark=config.scheduler_config.watermark,
+            reserve_full_prompt=config.scheduler_config.scheduler_reserve_full_isl,
+            prefix_caching=self.kv_cache_manager.enable_caching,
+            host_chunks=connector.manager.primary_tier._num_chunks if connector is not None else 0,
+            chunk_blocks=connector.config.blocks_per_chunk if connector is not None else 1,
+            offload_prompt_only=connector.config.offload_prompt_only if connector is not None else False,
+        )
+
+    def asked(self, request_id: str, *, arrives: int, aborts: int | None) -> Asked:
+        """A request that was added before step `arrives`, and what became of it."""
+        request = self._seen[request_id]
+        limits = request.kv_transfer_params or {}
+        device_hit, external_hit = self._hits.get(request_id, (0, 0))
+        return Asked(
+            id=request_id,
+            prompt=tuple(request.prompt_token_ids),
+            max_tokens=request.max_tokens,
+            salt=request.cache_salt,
+            reads_cache=not request.skip_reading_prefix_cache,
+            max_load_tokens=limits.get("max_load_tokens"),
+            max_offload_tokens=limits.get("max_offload_tokens"),
+            arrives=arrives,
+            aborts=aborts,
+            answer=tuple(request.output_token_ids),
+            keys=tuple(block_hash.hex() for block_hash in request.block_hashes),
+            device_hit=device_hit,
+            external_hit=external_hit,
+            num_preemptions=request.num_preemptions,
+        )
+
     def add_request(self, request: Request) -> None:
-        self.seen[request.request_id] = request
+        self._seen[request.request_id] = request
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -87,11 +151,15 @@ class RecordingScheduler(Scheduler):  # type: ignore[misc]
 
     def update_from_output(self, scheduled: SchedulerOutput, computed: ModelRunnerOutput) -> Any:
         result = super().update_from_output(scheduled, computed)
+        for client in result.values():
+            if (counted := client.scheduler_stats) is not None:
+                _add(self._device, counted.prefix_cache_stats)
+                _add(self._external, counted.connector_prefix_cache_stats)
         outputs = []
         for output in (one for client in result.values() for one in client.outputs):
             if (stats := output.prefill_stats) is not None:
                 hits = (stats.num_local_cached_tokens, stats.num_external_cached_tokens)
-                self.hits.setdefault(output.request_id, hits)
+                self._hits.setdefault(output.request_id, hits)
             finished = output.finish_reason is not None
             outputs.append(Output(output.request_id, tuple(output.new_token_ids), finished))
         pool = self.kv_cache_manager.block_pool
@@ -188,7 +256,6 @@ def _event(event: object) -> Event:
             _keys(event.block_hashes),
             _key(event.parent_block_hash) if event.parent_block_hash is not None else None,
             tuple(event.token_ids),
-            tuple(map(_extra, event.extra_keys)) if event.extra_keys is not None else None,
         )
     if isinstance(event, BlockRemoved):
         return Event("removed", event.medium, _keys(event.block_hashes))
@@ -196,8 +263,9 @@ def _event(event: object) -> Event:
     return Event("cleared")
 
 
-def _extra(keys: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    return tuple(map(str, keys)) if keys is not None else None
+def _add(total: PrefixCacheStats, stats: PrefixCacheStats | None) -> None:
+    if stats is not None:
+        total.record(stats.queries, stats.hits, preempted=False, hits_by_source=stats.hits_by_source or None)
 
 
 def _keys(hashes: list[bytes | int]) -> tuple[str, ...]:

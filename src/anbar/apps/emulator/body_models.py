@@ -5,11 +5,13 @@ Source: vLLM 0.32 `entrypoints/openai/{chat_completion,completion}/protocol.py`,
 Conversion is pydantic's own: "4" is a number, "yes" is true. Fields that nobody knows are let be.
 """
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from anbar.apps.emulator.errors import ApiError, Json
+from anbar.apps.emulator.message_models import ChatMessage
 
 _INT64 = 2**63 - 1
 Seed = Annotated[int, Field(ge=-_INT64 - 1, le=_INT64)]
@@ -28,6 +30,57 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
+
+
+class JsonSchema(Body):
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuralTagFormat(Body):
+    type: Literal["structural_tag"]
+    format: Any
+
+
+class StructuralTag(Body):
+    begin: str
+    structural_tag_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    end: str
+
+
+class LegacyStructuralTagFormat(Body):
+    type: Literal["structural_tag"]
+    structures: list[StructuralTag]
+    triggers: list[str]
+
+
+class RepetitionDetection(Body):
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
+class StructuredOutputs(Body):
+    """Fields of a dataclass of vLLM's, which allows no others."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
 
 
 class Generation(Body):
@@ -64,6 +117,17 @@ class Generation(Body):
     cache_salt: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
     stream_interval: Annotated[int, Field(ge=1)] | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    spaces_between_special_tokens: bool = True
+    truncation_side: Literal["left", "right"] | None = None
+    logprob_token_ids: list[int] | None = None
+    response_format: ResponseFormat | StructuralTagFormat | LegacyStructuralTagFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    routed_experts_prompt_start: int = Field(default=0, ge=0)
+    ec_transfer_params: dict[str, Any] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
 
 class Completion(Generation):
@@ -72,22 +136,56 @@ class Completion(Generation):
     logprobs: int | None = None
     n: int = 1
     suffix: str | None = None
+    prompt_embeds: bytes | list[bytes] | None = None
     add_special_tokens: bool = True
 
 
-class Templated(Body):
-    """What is rendered by a chat template. Messages are looked at one by one, later."""
+class Function(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
 
-    messages: list[Any]
-    tools: list[Any] | None = None
+
+class Tool(Body):
+    type: Literal["function"] = "function"
+    function: Function
+    defer_loading: bool | None = None
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedToolChoice(Body):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none"] | Literal["auto"] | Literal["required"] | NamedToolChoice | None
+
+
+class Templated(Body):
+    """What is rendered by a chat template."""
+
+    messages: list[ChatMessage]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class Chat(Templated, Generation):
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice = "none"
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool = True
+    parallel_tool_calls: bool | None = True
+    documents: list[dict[str, str]] | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = 0
     max_completion_tokens: int | None = None
@@ -103,7 +201,71 @@ class TokenizeText(Body):
 
 
 class TokenizeChat(Templated):
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = False
+
+
+class _Encoding(BaseModel):
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] = "float"
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = "float32"
+    endianness: Literal["native", "big", "little"] = "native"
+    dimensions: int | None = None
+    use_activation: bool | None = None
+
+
+class _Pooling(Body):
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: str = ""
+    priority: int = Field(default=0, ge=-_INT64 - 1, le=_INT64)
+    mm_processor_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+
+
+class _Input(BaseModel):
+    input: list[int] | list[list[int]] | str | list[str]
+    add_special_tokens: bool = True
+
+
+class _Template(BaseModel):
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+
+
+class _Messages(_Template):
+    messages: list[ChatMessage]
+
+
+Chats = Annotated[Sequence[Annotated[list[ChatMessage], Field(min_length=1)]], Field(min_length=1)]
+
+
+class EmbedInput(_Pooling, _Input, _Encoding):
+    """Fields come in the order of the bases from the last one on, which is that of errors."""
+
+
+class EmbedChat(_Pooling, _Messages, _Encoding):
+    pass
+
+
+class EmbedChats(_Pooling, _Template, _Encoding):
+    messages: Chats
+
+
+class EmbedChatInput(EmbedChat):
+    input: list[ChatMessage]
+
+
+class EmbedChatsInput(EmbedChats):
+    input: Chats
+
+
+EMBED = (EmbedInput, EmbedChat, EmbedChats, EmbedChatInput, EmbedChatsInput)
 
 
 class Detokenize(Body):
@@ -122,20 +284,39 @@ def typed(body: Json, *kinds: type[Body]) -> dict[str, object]:
     raise _refusal(errors)
 
 
+def fits(body: Json, kind: type[Body]) -> dict[str, object] | None:
+    """As `typed`; None when the body does not fit."""
+    try:
+        return _converted(body, kind.model_validate(body, from_attributes=True))
+    except ValidationError:
+        return None
+
+
 def _converted(body: Json, model: Body) -> dict[str, object]:
     known = model.__dict__  # a look into it costs nothing; pydantic's own ways take longer than validation
     converted = dict(body)
-    for name in model.model_fields_set:
-        if name in known:
-            value = known[name]
-            converted[name] = value.model_dump() if isinstance(value, BaseModel) else value
+    for name in model.model_fields_set & known.keys():
+        value = known[name]
+        converted[name] = plain(value) if isinstance(value, BaseModel | list) else value
     return converted
+
+
+def plain(value: object) -> object:
+    """Models as dictionaries."""
+    if isinstance(value, list):
+        return [plain(one) for one in value] if value and isinstance(value[0], BaseModel) else value
+    return value.model_dump(by_alias=True) if isinstance(value, BaseModel) else value
 
 
 _MOST_ERRORS = 10
 _MOST_INPUT_CHARS = 200
-_KINDS = frozenset(("str", "int", "float", "bool", "list", "dict", "nullable", "function-before"))
-"""Segments of pydantic's locations that name branches of a type rather than fields."""
+_KINDS = frozenset(
+    (
+        *("str", "int", "float", "bool", "list", "dict", "nullable", "function-before"),
+        *("ResponseFormat", "StructuralTagFormat", "LegacyStructuralTagFormat", "NamedToolChoice"),
+    )
+)
+"""Segments of pydantic's locations that name branches of a type rather than fields, and are left out."""
 
 
 def _refusal(errors: list[Any]) -> ApiError:

@@ -31,6 +31,9 @@ class LateError(ApiError):
     """A refusal that vLLM's front end does not make: when the request streams, it comes as an event of a
     stream that has begun."""
 
+    streams = False
+    """Whether it does."""
+
 
 class Unauthorized(ApiError):
     """The key is wrong: vLLM's middleware answers without its usual shape."""
@@ -55,6 +58,12 @@ def refused(message: str, param: str, value: object = None) -> ApiError:
     """A value that vLLM itself refuses; it repeats parameter and value behind its sentence."""
     shown = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
     return ApiError(f"{message} ({shown})", param=param)
+
+
+def refused_late(message: str, param: str, value: object = None) -> LateError:
+    """As `refused`, by the engine's client."""
+    error = refused(message, param, value)
+    return LateError(error.message, param=param)
 
 
 def failed() -> ApiError:

@@ -12,17 +12,20 @@ from typing import cast
 from anbar.adapters.http.message import Request
 from anbar.apps.emulator.answers import AnswerRules
 from anbar.apps.emulator.body_models import Chat, Completion, typed
+from anbar.apps.emulator.constraints import check_typed
 from anbar.apps.emulator.errors import ApiError, Json, refused
-from anbar.apps.emulator.fields import (
-    MAX_N,
-    MAX_PROMPTS,
-    check_num_prompts,
-    check_raw,
-    check_sampling,
-    check_tools,
+from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS, check_raw
+from anbar.apps.emulator.prompts import (
+    chat_prompt,
+    check_truncation,
+    check_vocabulary,
+    completion_prompts,
+    reused_prompt,
+    too_long,
 )
-from anbar.apps.emulator.prompts import chat_prompt, check_vocabulary, completion_prompts, too_long
+from anbar.apps.emulator.sampling import check_for_engine, check_sampling
 from anbar.apps.emulator.text import ModelText
+from anbar.apps.emulator.tools import check_tools, forced_tool
 from anbar.apps.emulator.transfer_params import TransferParams, parse
 
 
@@ -31,8 +34,8 @@ class Served:
     """What the engine serves, by the names that clients use."""
 
     models: tuple[str, ...]
-    loras: Mapping[str, int]
-    """Adapters and their numbers."""
+    loras: Mapping[str, object]
+    """Adapters, as they are at the moment."""
     force_include_usage: bool = False
     auto_tools: bool = False
     max_n: int = MAX_N
@@ -81,11 +84,13 @@ class Generate:
     role: str
     shown: Shown
     transfer: TransferParams
+    tool: str | None = None
+    """The function that a chat must call."""
 
     @property
     def echo_only(self) -> bool:
         """The prompt is all that is shown; vLLM generates one token all the same."""
-        return self.shown.echo and self.max_tokens == 0
+        return self.shown.echo and self.max_tokens == 0 and not self.chat
 
     @property
     def reads_cache(self) -> bool:
@@ -95,27 +100,32 @@ class Generate:
 
 def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText, served: Served) -> Generate:
     """Validate in vLLM's order: fields, model, prompt, length, sampling; ApiError for what it refuses."""
-    if not chat:
-        check_num_prompts(body.get("prompt"), served.max_prompts)
-    check_raw(body, chat=chat)
+    check_raw(body, chat=chat, max_prompts=served.max_prompts)
     body = typed(body, Chat if chat else Completion)
+    check_typed(body)
     wanted, wanted_name = _wanted_tokens(body, chat=chat)
     model = served_model(body, served)
+    _check_lengths(body, wanted, wanted_name, text.max_model_len)
     role = "assistant" if body.get("add_generation_prompt", True) else _last_role(body)
     if chat:
         check_tools(body, auto_tools=served.auto_tools)
-        prompts: tuple[tuple[int, ...], ...] = (chat_prompt(body, text),)
+        prompts: tuple[tuple[int, ...], ...] = (reused_prompt(body, text) or chat_prompt(body, text),)
         echoes: tuple[str, ...] = (_last_content(body, role),)
     else:
         echoes, prompts = completion_prompts(body, text)
     longest = max(map(len, prompts))
-    _check_length(longest, wanted, wanted_name, body, text.max_model_len)
+    if longest == 0:
+        raise ApiError("The decoder prompt cannot be empty")
     left = text.max_model_len - longest
+    if left < 0:
+        is_text = isinstance(body.get("prompt", ""), str)
+        raise too_long(text.max_model_len + 1 if is_text else longest, text.max_model_len)
     max_tokens = left if wanted is None else min(wanted, left)
-    if wanted == 0 and body.get("echo"):
+    if wanted == 0 and body.get("echo") and not chat:
         max_tokens = 1
-    check_sampling(body, max_tokens, text.vocab_size, served.max_n, chat=chat)
-    if not isinstance(body.get("prompt"), str):
+    check_sampling(body, max_tokens, served.max_n)
+    check_for_engine(body, text.num_logits, chat=chat)
+    if not isinstance(body.get("prompt", ""), str):
         check_vocabulary(prompts, text)
     lora = model if model in served.loras else None
     return Generate(
@@ -134,6 +144,7 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
         role=role,
         shown=_shown(body, chat=chat, force_usage=served.force_include_usage),
         transfer=parse(cast(Json | None, body.get("kv_transfer_params"))),
+        tool=forced_tool(body) if chat else None,
     )
 
 
@@ -172,7 +183,7 @@ def _shown(body: Json, *, chat: bool, force_usage: bool) -> Shown:
     logprobs = (top or 0) if chat and body.get("logprobs") else None if chat else top
     of_prompt = cast(int | None, body.get("prompt_logprobs"))
     if of_prompt is None and body.get("echo"):
-        of_prompt = top
+        of_prompt = (top or 0) if chat else top
     return Shown(
         stream=bool(body.get("stream")),
         include_usage=usage,
@@ -209,13 +220,15 @@ def _wanted_tokens(body: Json, *, chat: bool) -> tuple[int | None, str]:
     return 16 if given is None and not chat else given, "max_tokens"
 
 
-def _check_length(longest: int, wanted: int | None, wanted_name: str, body: Json, max_model_len: int) -> None:
-    if body.get("suffix"):
+def _check_lengths(body: Json, wanted: int | None, wanted_name: str, max_model_len: int) -> None:
+    """What needs no look at the prompt."""
+    if body.get("suffix") is not None:
         text = "suffix is only supported for models with FIM completion rendering"
         raise ApiError(text, param="suffix")
+    if body.get("prompt_embeds") is not None:
+        text = "You must set `--enable-prompt-embeds` to input `prompt_embeds`."
+        raise refused(text, "prompt_embeds")
     if wanted is not None and wanted > max_model_len:
         text = f"{wanted_name}={wanted} cannot be greater than max_model_len={max_model_len}."
         raise refused(f"{text} Please request fewer output tokens.", wanted_name, wanted)
-    if longest > max_model_len:
-        is_text = isinstance(body.get("prompt", ""), str)
-        raise too_long(max_model_len + 1 if is_text else longest, max_model_len)
+    check_truncation(body, max_model_len)

@@ -29,6 +29,16 @@ class ModelText:
         """Of the tokenizer: what a text may consist of."""
         self.num_logits = spec.num_logits or self.vocab_size
         """Of the model, which may have fewer or more tokens than its tokenizer: what can be generated."""
+        self.num_tokens = max(self.vocab_size, self.num_logits)
+        """What a prompt of ids may consist of."""
+
+        self.is_matryoshka = spec.is_matryoshka
+        """Embeddings can be cut to a part of their dimensions."""
+
+    @functools.cached_property
+    def max_chars_per_token(self) -> int:
+        """Of the longest token of the vocabulary, as it is written there."""
+        return max(map(len, self.backend.get_vocab()))
 
     def chat(self, body: Json) -> list[int] | NotReproducible:
         """The prompt of a chat."""
@@ -61,6 +71,7 @@ class ModelSpec:
 
     end_of_turn: int
     num_logits: int | None
+    is_matryoshka: bool
 
 
 class TextStream:
@@ -91,7 +102,9 @@ def load_text(directory: Path, max_model_len: int) -> ModelText:
     except Exception as error:
         raise ConfigError(f"--model: {file} is not a tokenizer: {error}") from error
     prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len, remembers_words=True))
-    spec = ModelSpec(_end_of_turn(directory, backend), _vocab_size(directory))
+    config = _json(directory / "config.json")
+    is_matryoshka = bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions"))
+    spec = ModelSpec(_end_of_turn(directory, backend), _vocab_size(config), is_matryoshka)
     return ModelText(prompts, backend, spec, max_model_len)
 
 
@@ -109,9 +122,8 @@ def _end_of_turn(directory: Path, backend: tokenizers.Tokenizer) -> int:
     return int(found)
 
 
-def _vocab_size(directory: Path) -> int | None:
+def _vocab_size(config: Json) -> int | None:
     """`vocab_size` of the configuration, which models of more than text keep with the text's."""
-    config = _json(directory / "config.json")
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, dict) else {}):
         size = part.get("vocab_size")

@@ -4,12 +4,16 @@ from typing import cast
 
 from anbar.adapters.http.message import Answer, Request
 from anbar.apps.emulator.body import parse_json
-from anbar.apps.emulator.body_models import Detokenize, TokenizeChat, TokenizeText, typed
-from anbar.apps.emulator.errors import Json
+from anbar.apps.emulator.body_models import Detokenize, TokenizeChat, TokenizeText, fits, typed
+from anbar.apps.emulator.errors import ApiError, Json
+from anbar.apps.emulator.fields import check_generation_prompt
 from anbar.apps.emulator.generate_request import served_model
 from anbar.apps.emulator.pages import answer
 from anbar.apps.emulator.prompts import chat_prompt, completion_prompts
 from anbar.apps.emulator.state import EngineState
+
+_TOO_LARGE = 2**32
+"""For the tokenizer's own numbers."""
 
 
 class TokenPages:
@@ -21,8 +25,10 @@ class TokenPages:
     def tokenize(self, request: Request) -> Answer:
         """The ids that a prompt has, or a chat."""
         body = parse_json(request)
-        kinds = (TokenizeText, TokenizeChat) if "messages" not in body else (TokenizeChat,)
-        body = typed(body, *kinds)
+        if "messages" in body and (chat := fits(body, TokenizeChat)) is not None:
+            body = chat
+        else:
+            body = typed(body, TokenizeText, TokenizeChat)
         served_model(body, self._state.served)
         tokens = self._tokens(body)
         strings = self._state.text.pieces(tokens) if body.get("return_token_strs") else None
@@ -35,11 +41,15 @@ class TokenPages:
         """The text of ids, special tokens included."""
         body = typed(parse_json(request), Detokenize)
         served_model(body, self._state.served)
-        return answer({"prompt": self._state.text.decode(cast(list[int], body["tokens"]))})
+        tokens = cast(list[int], body["tokens"])
+        if tokens and max(tokens) >= _TOO_LARGE:
+            raise ApiError("number too large to fit in target type")
+        return answer({"prompt": self._state.text.decode(tokens)})
 
     def _tokens(self, body: Json) -> tuple[int, ...]:
         text = self._state.text
         if "messages" in body:
+            check_generation_prompt(body)
             return chat_prompt(body, text)
         if not body["prompt"]:
             return ()

@@ -9,25 +9,15 @@ from typing import Any
 
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import AnyCall, Result, Timeouts
-from anbar.sim.engine.shared import SharedCost
+from anbar.sim.engine.shared import SetClock, SharedCost
 from anbar.testing.memory_store import MemoryStore
 from anbar.tier.lookups import Question
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.transfers import Direction
 
-
-class StepClock:
-    """A clock that is set; back to zero for every engine."""
-
-    def __init__(self) -> None:
-        self.value_s = 0.0
-
-    def now_s(self) -> float:
-        return self.value_s
-
-
-CLOCK = StepClock()
-"""The time of the engine that runs: vLLM makes its tiers itself, and would not take a clock."""
+CLOCK = SetClock()
+"""The time of the engine that runs, from zero for each: vLLM makes its tiers itself, and would not take a
+clock."""
 
 
 class ClockedCalls:

@@ -16,7 +16,7 @@ WORKLOADS = st.builds(
 
 
 @given(WORKLOADS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload) -> None:
     """Requests arrive, share prefixes, are preempted and aborted, before steps and amid them, on pools that
     are too small, with and without tiers below. After each half of each step blocks, keys, holders and
@@ -48,7 +48,7 @@ def test_every_block_is_accounted_for_and_every_request_ends(workload: Workload)
 
 
 @given(WORKLOADS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_same_again(workload: Workload) -> None:
     """A second engine does exactly the same at the same times."""
     (_, first), (_, second) = serve(workload, checked=False), serve(workload, checked=False)
@@ -66,7 +66,7 @@ def test_the_same_in_every_process() -> None:
 
 
 @given(WORKLOADS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_strides_change_nothing(workload: Workload) -> None:
     """Decode steps taken in strides: the same tokens by the end of each stride, the same batches of events at
     the same times, the same end."""

@@ -144,8 +144,8 @@ class SharedTier:
         return Outcome.HIT
 
 
-class _Now:
-    """The engine's time, as the policies' clock."""
+class SetClock:
+    """A clock that is told what time it is."""
 
     def __init__(self) -> None:
         self.value_s = 0.0
@@ -169,7 +169,7 @@ class SharedLink:
         self._tier = tier
         self._host = host
         self._chunk_bytes = max(1, chunk_bytes)
-        self._now = _Now()
+        self._now = SetClock()
         self._breaker, tally = Breaker(self._now), Tally()
         self._lookups = Lookups(self._now, self._breaker, tally, timeout_s=tier.cost.timeout_s)
         self._transfers = Transfers(

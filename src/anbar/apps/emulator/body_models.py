@@ -5,8 +5,8 @@ Source: vLLM 0.32 `entrypoints/openai/{chat_completion,completion}/protocol.py`,
 Conversion is pydantic's own: "4" is a number, "yes" is true. Fields that nobody knows are let be.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -272,6 +272,27 @@ class Detokenize(Body):
     tokens: list[Annotated[int, Field(ge=0, le=_INT64)]]
 
 
+class SleepQuery(BaseModel):
+    level: Annotated[int, Field(ge=0, le=2)] = 1
+    mode: Literal["abort", "wait", "keep"] = "abort"
+
+
+class ResetQuery(BaseModel):
+    reset_running_requests: bool = False
+    reset_external: bool = False
+
+
+Query = TypeVar("Query", bound=BaseModel)
+
+
+def typed_query(query: Mapping[str, str], kind: type[Query]) -> Query:
+    """The parameters of a path; ApiError where they do not fit."""
+    try:
+        return kind.model_validate(query)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False), "query") from error
+
+
 def typed(body: Json, *kinds: type[Body]) -> dict[str, object]:
     """The body with its known fields in their types, by the first of `kinds` that it fits; ApiError with the
     errors of all of them when it fits none."""
@@ -312,36 +333,34 @@ _MOST_ERRORS = 10
 _MOST_INPUT_CHARS = 200
 _KINDS = frozenset(
     (
-        *("str", "int", "float", "bool", "list", "dict", "nullable", "function-before"),
+        *("str", "int", "float", "bool", "bytes", "list", "dict", "nullable", "function-before"),
         *("ResponseFormat", "StructuralTagFormat", "LegacyStructuralTagFormat", "NamedToolChoice"),
     )
 )
 """Segments of pydantic's locations that name branches of a type rather than fields, and are left out."""
 
 
-def _refusal(errors: list[Any]) -> ApiError:
+def _refusal(errors: list[Any], part: str = "body") -> ApiError:
     label = "error" if len(errors) == 1 else "errors"
     lines = [f"{len(errors)} validation {label}:"]
-    lines += [f"  {_shown(error)}" for error in errors[:_MOST_ERRORS]]
+    lines += [f"  {_shown(error, part)}" for error in errors[:_MOST_ERRORS]]
     if len(errors) > _MOST_ERRORS:
         lines.append(f"  ...and {len(errors) - _MOST_ERRORS} more {label}")
-    return ApiError("\n".join(lines), kind="Bad Request", param=location(errors[0]["loc"]))
+    return ApiError("\n".join(lines), kind="Bad Request", param=location(errors[0]["loc"], part))
 
 
-def _shown(error: Any) -> str:
-    shown = {"type": error["type"], "loc": location(error["loc"]), "msg": error["msg"]}
+def _shown(error: Any, part: str) -> str:
+    shown = {"type": error["type"], "loc": location(error["loc"], part), "msg": error["msg"]}
     shown["input"] = summary(error["input"])
     if "ctx" in error:
         shown["ctx"] = error["ctx"]
     return str(shown)
 
 
-def location(segments: tuple[int | str, ...]) -> str:
-    """Where in the body an error is."""
-    parts = [str(segment) for segment in segments]
-    return ".".join(
-        ("body", *(part for part in parts if part not in _KINDS and not set(part) & set("[](){}")))
-    )
+def location(segments: tuple[int | str, ...], part: str = "body") -> str:
+    """Where in a part of the request an error is."""
+    names = map(str, segments)
+    return ".".join((part, *(name for name in names if name not in _KINDS and not set(name) & set("[](){}"))))
 
 
 def summary(value: object) -> str:

@@ -6,7 +6,8 @@ from urllib.parse import parse_qs
 from anbar.adapters.http.message import Answer, Request
 from anbar.apps.emulator import metrics
 from anbar.apps.emulator.body import dump
-from anbar.apps.emulator.errors import ApiError, Json, invalid
+from anbar.apps.emulator.body_models import ResetQuery, SleepQuery, typed_query
+from anbar.apps.emulator.errors import Json
 from anbar.apps.emulator.shapes import VERSION
 from anbar.apps.emulator.state import PARTS, EngineState, SleepMode
 
@@ -78,8 +79,8 @@ class Pages:
     def reset_prefix_cache(self, request: Request) -> Later:
         """Drop the device cache, by `reset_external` host RAM too; `success` is false while requests hold
         blocks, which by `reset_running_requests` they give back, to be computed again."""
-        query, loop = _query(request), self._state.life.loop
-        tiers, preempts = _flag(query, "reset_external"), _flag(query, "reset_running_requests")
+        query, loop = typed_query(_query(request), ResetQuery), self._state.life.loop
+        tiers, preempts = query.reset_external, query.reset_running_requests
 
         def reset(deliver: Callable[[Answer], None]) -> None:
             cleared = loop.clear_cache(preempts=preempts, tiers=tiers)
@@ -94,9 +95,8 @@ class Pages:
     def sleep(self, request: Request) -> Later:
         """What runs is given up, finished or kept, by `mode`; new requests wait. The answer comes when the
         engine is asleep."""
-        query = _query(request)
-        level = int(_choice(query, "level", ("0", "1", "2"), "1"))
-        mode = SleepMode(_choice(query, "mode", tuple(mode.value for mode in SleepMode), "abort"))
+        query = typed_query(_query(request), SleepQuery)
+        level, mode = query.level, SleepMode(query.mode)
         asleep = answer({"status": "sleeping", "level": level})
         return lambda deliver: self._state.sleep(level, mode, lambda: deliver(asleep))
 
@@ -140,21 +140,3 @@ class Pages:
 def _query(request: Request) -> Mapping[str, str]:
     parsed = parse_qs(request.target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True)
     return {name: values[-1] for name, values in parsed.items()}
-
-
-def _choice(query: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = query.get(name, default)
-    if value not in allowed:
-        raise _bad_query(name, f"Input should be {', '.join(allowed)}")
-    return value
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    value = query.get(name, "false").lower()
-    if value not in ("true", "false", "1", "0"):
-        raise _bad_query(name, "Input should be a valid boolean")
-    return value in ("true", "1")
-
-
-def _bad_query(name: str, text: str) -> ApiError:
-    return invalid(f"{{'type': 'query', 'loc': 'query.{name}', 'msg': '{text}'}}", f"query.{name}")

@@ -28,13 +28,13 @@ def check_sampling(body: Json, max_tokens: int, max_n: int) -> None:
     if n > max_n:
         text = f"n must be at most {max_n}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
         raise ApiError(f"{text}environment variable.")
-    for name in ("kv_transfer_params", "ec_transfer_params", "vllm_xargs"):
-        if body.get(name):
-            _check_integers(body[name])
-    for name, check in _RANGES.items():
-        value = body.get(name)
-        if value is not None:
-            check(name, cast(Any, value))
+    if not body.keys().isdisjoint(_EXTRA):
+        for name in _EXTRA:
+            _check_integers(body.get(name))
+    if not body.keys().isdisjoint(_RANGES):
+        for name, check in _RANGES.items():
+            if body.get(name) is not None:
+                check(name, cast(Any, body[name]))
     if max_tokens < 1:
         raise refused(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
     min_tokens = cast(int, body.get("min_tokens") or 0)
@@ -49,6 +49,7 @@ def check_sampling(body: Json, max_tokens: int, max_n: int) -> None:
         raise ApiError(f"n must be 1 when using greedy sampling, got {n}.")
 
 
+_EXTRA = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs")
 _GREEDY = 1e-5
 """Temperatures below are 0 to vLLM."""
 
@@ -137,8 +138,18 @@ def _check_words(body: Json) -> None:
         raise ApiError(f"bad_words cannot contain an empty string. Got bad_words={words}")
 
 
+_OF_ENGINE = frozenset(
+    (
+        *("logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "logit_bias", "stop_token_ids"),
+        *("allowed_token_ids", "thinking_token_budget"),
+    )
+)
+
+
 def check_for_engine(body: Json, vocab_size: int, *, chat: bool) -> None:
     """LateError for what the engine's client refuses; `vocab_size` is the model's."""
+    if body.keys().isdisjoint(_OF_ENGINE):
+        return
     ids = cast(Sequence[int] | None, body.get("logprob_token_ids")) or None
     sampled = cast(int | None, body.get("top_logprobs" if chat else "logprobs"))
     _check_number(None if ids else sampled, "logprobs", "sample logprobs", vocab_size)

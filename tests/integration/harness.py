@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.waiting import PATIENCE_S
+
 MODEL = "fake-model"
-PATIENCE_S = 60.0
-"""For whatever must come: nothing that works takes so long, however busy the machine is."""
 
 
 @dataclass

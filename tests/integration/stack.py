@@ -16,9 +16,10 @@ import yaml
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator import EmulatedEngine, EngineSettings, Fault, FaultKind
 from anbar.sim.engine.shape import EngineShape
-from tests.integration.harness import PATIENCE_S, Answer, Raw, call, eventually
+from tests.integration.harness import Answer, Raw, call, eventually
 from tests.integration.router import running_router
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 MODEL = "fake-model"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

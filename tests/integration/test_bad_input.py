@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.integration.harness import PATIENCE_S, Answer, Raw
+from tests.integration.harness import Answer, Raw
 from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Stack, chat, completion
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

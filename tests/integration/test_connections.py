@@ -6,8 +6,9 @@ import json
 import pytest
 
 from anbar.apps.emulator import Fault, FaultKind, Script
-from tests.integration.harness import PATIENCE_S, Raw
+from tests.integration.harness import Raw
 from tests.integration.stack import COMPLETIONS, Stack, completion
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAM = ((b"content-type", b"text/event-stream"),)

@@ -27,8 +27,9 @@ from anbar.apps.emulator import (
     steady,
 )
 from anbar.sim.engine.shape import EngineShape
-from tests.integration.harness import PATIENCE_S, Raw, call, eventually
+from tests.integration.harness import Raw, call, eventually
 from tests.ports import free_port, free_ports
+from tests.waiting import PATIENCE_S
 
 MODEL = "emulated-model"
 COMPLETIONS = "/v1/completions"

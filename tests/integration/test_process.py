@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from anbar.apps.emulator import EmulatedEngine, Fault, FaultKind, Script
-from tests.integration.harness import PATIENCE_S, Raw, call, eventually
+from tests.integration.harness import Raw, call, eventually
 from tests.integration.stack import (
     COMPLETIONS,
     Setup,
@@ -26,6 +26,7 @@ from tests.integration.stack import (
     read_events,
 )
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 PART = bytes(range(256)) * 256
 NUM_PARTS = 960

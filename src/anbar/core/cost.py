@@ -7,6 +7,7 @@ enough detail to imitate it. The text form of the latter is `anbar.core.cost_fil
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class TokenCurve:
         points = self.points
         if num_tokens <= 0 or not points:
             return 0.0
-        above = bisect_right(points, num_tokens, 1, len(points) - 1, key=_first)
+        above = bisect_right(points, num_tokens, 1, len(points) - 1, key=itemgetter(0))
         (left, low), (right, high) = points[above - 1], points[above]
         return max(0.0, low + (num_tokens - left) * (high - low) / (right - left))
 
@@ -75,10 +76,6 @@ class TokenCurve:
             return 0.0
         (left, low), (right, high) = self.points[-2:]
         return (high - low) / (right - left)
-
-
-def _first(point: tuple[int, float]) -> int:
-    return point[0]
 
 
 def _check_not_negative(cost: object, *names: str) -> None:

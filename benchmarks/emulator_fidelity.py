@@ -19,7 +19,7 @@ import statistics
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -69,10 +69,22 @@ class Shape:
 class Outcome:
     """What a run of the trace came to."""
 
-    ttft_mean_s: float
-    ttft_p90_s: float
+    ttft_s: tuple[float, ...]
+    """Of each request, in the order of the trace."""
     tokens_per_s: float
     """Of prompts and answers, from the first arrival to the last token, all requests sent at once."""
+
+    @property
+    def ttft_mean_s(self) -> float:
+        return statistics.mean(self.ttft_s)
+
+    @property
+    def ttft_p90_s(self) -> float:
+        return statistics.quantiles(self.ttft_s, n=10, method="inclusive")[-1]
+
+    def __str__(self) -> str:
+        ttft = f"TTFT {self.ttft_mean_s:.3f} s, 90th percentile {self.ttft_p90_s:.3f} s"
+        return f"{ttft}; {self.tokens_per_s:.0f} tokens/s"
 
 
 Run = Callable[[Sequence[Ask]], Awaitable[list[Timeline]]]
@@ -106,12 +118,10 @@ async def play(trace: Sequence[Shape], token_ids: Sequence[int], seed: int, run:
     rng = random.Random(seed)
     paced = await run(fill(trace, token_ids, rng))
     burst = await run(fill([replace(shape, at_s=0.0) for shape in trace], token_ids, rng))
-    ttft = [timeline.ttft_s for timeline in paced]
     start_s = min(timeline.sent_s for timeline in burst)
     end_s = max(timeline.token_s[-1] for timeline in burst)
     tokens = sum(timeline.num_prompt_tokens + len(timeline.token_s) for timeline in burst)
-    p90_s = statistics.quantiles(ttft, n=10, method="inclusive")[-1]
-    return Outcome(statistics.mean(ttft), p90_s, tokens / (end_s - start_s))
+    return Outcome(tuple(timeline.ttft_s for timeline in paced), tokens / (end_s - start_s))
 
 
 def sizes(kind: EngineType) -> tuple[EngineShape, HostShape]:
@@ -228,6 +238,18 @@ def measure(url: str, options: argparse.Namespace, directory: Path) -> Runs:
     return Runs(calibration, trace, real, model_run, emulated)
 
 
+def by_request(runs: Runs) -> Iterator[dict[str, float]]:
+    """Where the model is off: the requests of the trace, with their TTFT, real (median) and modelled."""
+    for number, shape in enumerate(runs.trace):
+        yield {
+            "at_s": round(shape.at_s, 2),
+            "own_tokens": shape.num_own,
+            "real_s": round(statistics.median(run.ttft_s[number] for run in runs.real), 3),
+            "model_s": round(runs.model.ttft_s[number], 3),
+            "emulator_s": round(runs.emulator.ttft_s[number], 3),
+        }
+
+
 def report_on(runs: Runs) -> tuple[Report, bool]:
     """The report, and whether everything was close enough."""
     content, trace, real = runs.calibration.content, runs.trace, runs.real
@@ -242,9 +264,12 @@ def report_on(runs: Runs) -> tuple[Report, bool]:
             "prompt_tokens": sum(SYSTEM_TOKENS + shape.num_own for shape in trace),
             "answer_tokens": sum(shape.num_answer for shape in trace),
             "calibration_residuals": {
-                residual.what: residual.median_error for residual in content.measured.residuals
+                residual.what: [residual.median_error, residual.worst_error, residual.spread]
+                for residual in content.measured.residuals
             },
+            "calibrated_cost": asdict(content.cost),
             "tokens_per_s": [run.tokens_per_s for run in real],
+            "ttft_by_request": list(by_request(runs)),
             "load_average_at_the_end": round(os.getloadavg()[0], 1),
         },
         series=[
@@ -289,6 +314,8 @@ def main() -> None:
             stack.callback(engine.terminate)
             engine.wait_ready()
             runs = measure(engine.url, options, directory)
+    for row in by_request(runs):
+        print(row)
     report, good = report_on(runs)
     report.show()
     print(f"written: {report.write().relative_to(Path.cwd())}")

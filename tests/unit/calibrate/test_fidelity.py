@@ -28,8 +28,8 @@ COST = EngineCost(
 
 
 def _verdicts(ttft_s: list[float], found_s: float) -> set[Verdict]:
-    real = [Outcome(seconds, seconds, 1 / seconds) for seconds in ttft_s]
-    return {one.verdict for one in compare("model", real, Outcome(found_s, found_s, 1 / found_s))}
+    real = [Outcome((seconds, seconds), 1 / seconds) for seconds in ttft_s]
+    return {one.verdict for one in compare("model", real, Outcome((found_s, found_s), 1 / found_s))}
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class VirtualEngine:
         self._num_sent += 1
         keys = TokenKeys(ask.prompt, self.engine.shape.block_size)
         request_id = RequestId(f"r{self._num_sent}")
-        return _Sent(EngineRequest(request_id, len(ask.prompt), ask.num_tokens, keys, sent_s), sent_s)
+        return _Sent(EngineRequest(request_id, len(ask.prompt), ask.num_tokens, keys), sent_s)
 
     def _admit(self, queue: list[_Sent]) -> None:
         while queue and queue[0].sent_s + self._front_s <= self.clock.now_s() + 1e-12:

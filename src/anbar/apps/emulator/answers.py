@@ -53,6 +53,8 @@ class AnswerRules:
     """Show the stop string (`include_stop_str_in_output`)."""
     stop_tokens: frozenset[int] = frozenset()
     """`stop_token_ids`."""
+    script: str | None = None
+    """A text that the request forces; None: whatever is drawn."""
 
     @property
     def most_drawn_at_once(self) -> int:

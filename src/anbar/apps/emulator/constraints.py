@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from anbar.apps.emulator.errors import ApiError, Json, LateError
+from anbar.apps.emulator.json_answers import fitting, text_of
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _DEFAULTS: Mapping[str, object] = {
@@ -62,6 +63,20 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def constrained_text(body: Json) -> str | None:
+    """What a checked body constrains its answer to; None: to nothing that is understood here."""
+    outputs = cast(Json, body.get("structured_outputs") or {})
+    wanted = cast(Json | None, body.get("response_format"))
+    if wanted is not None and wanted["type"] != "text":
+        outputs = {**outputs, **_override(wanted)}
+    if outputs.get("choice"):
+        return cast(list[str], outputs["choice"])[0]
+    schema = outputs.get("json")
+    if schema is not None:
+        return text_of(fitting(json.loads(schema) if isinstance(schema, str) else schema))
+    return text_of({}) if outputs.get("json_object") else None
 
 
 def _override(wanted: Json) -> Json:

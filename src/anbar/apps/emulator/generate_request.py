@@ -12,7 +12,7 @@ from typing import cast
 from anbar.adapters.http.message import Request
 from anbar.apps.emulator.answers import AnswerRules
 from anbar.apps.emulator.body_models import Chat, Completion, typed
-from anbar.apps.emulator.constraints import check_typed
+from anbar.apps.emulator.constraints import check_typed, constrained_text
 from anbar.apps.emulator.errors import ApiError, Json, refused
 from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS, check_raw
 from anbar.apps.emulator.prompts import (
@@ -25,7 +25,7 @@ from anbar.apps.emulator.prompts import (
 )
 from anbar.apps.emulator.sampling import check_for_engine, check_sampling
 from anbar.apps.emulator.text import ModelText
-from anbar.apps.emulator.tools import check_tools, forced_tool
+from anbar.apps.emulator.tools import ForcedCall, call_text, check_tools, forced_call
 from anbar.apps.emulator.transfer_params import TransferParams, parse
 
 
@@ -84,7 +84,7 @@ class Generate:
     role: str
     shown: Shown
     transfer: TransferParams
-    tool: str | None = None
+    call: ForcedCall | None = None
     """The function that a chat must call."""
 
     @property
@@ -128,6 +128,7 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
     if not isinstance(body.get("prompt", ""), str):
         check_vocabulary(prompts, text)
     lora = model if model in served.loras else None
+    call = forced_call(body) if chat else None
     return Generate(
         chat=chat,
         id=request_id(request, body, "chatcmpl" if chat else "cmpl"),
@@ -138,13 +139,13 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
         prompts=prompts,
         echoes=echoes if body.get("echo") else ("",) * len(prompts),
         n=cast(int, body.get("n") or 1),
-        rules=_rules(body, max_tokens),
+        rules=_rules(body, max_tokens, call),
         max_tokens=wanted,
         seed=cast(int | None, body.get("seed")),
         role=role,
         shown=_shown(body, chat=chat, force_usage=served.force_include_usage),
         transfer=parse(cast(Json | None, body.get("kv_transfer_params"))),
-        tool=forced_tool(body) if chat else None,
+        call=call,
     )
 
 
@@ -164,7 +165,7 @@ def request_id(request: Request, body: Json, prefix: str) -> str:
     return f"{prefix}-{name or os.urandom(8).hex()}"
 
 
-def _rules(body: Json, max_tokens: int) -> AnswerRules:
+def _rules(body: Json, max_tokens: int, call: ForcedCall | None) -> AnswerRules:
     stop = body.get("stop") or []
     return AnswerRules(
         max_tokens=max_tokens,
@@ -173,6 +174,7 @@ def _rules(body: Json, max_tokens: int) -> AnswerRules:
         stop=(stop,) if isinstance(stop, str) else tuple(cast(Sequence[str], stop)),
         include_stop=bool(body.get("include_stop_str_in_output")),
         stop_tokens=frozenset(cast(Sequence[int], body.get("stop_token_ids") or ())),
+        script=call_text(call) if call is not None else constrained_text(body),
     )
 
 

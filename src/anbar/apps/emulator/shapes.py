@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from anbar.apps.emulator.answers import Finish, Token
 from anbar.apps.emulator.errors import Json
 from anbar.apps.emulator.generate_request import Generate
+from anbar.apps.emulator.tools import call_delta, tool_calls
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-emulated"
@@ -100,24 +101,32 @@ def whole(
 
 
 def _chat_choice(request: Generate, index: int, choice: Finished) -> Json:
+    calls = tool_calls(request.call, choice.text) if request.call is not None else []
     message = {
         "role": request.role,
-        "content": request.echoes[0] + choice.text,
+        "content": request.echoes[0] + ("" if request.call is not None else choice.text),
         "refusal": None,
         "annotations": None,
         "audio": None,
         "function_call": None,
+        **({"tool_calls": calls} if calls else {}),
         "reasoning": None,
     }
     return {
         "index": index,
         "message": message,
         "logprobs": choice.logprobs,
-        "finish_reason": choice.finish.value,
+        "finish_reason": _finish_reason(request, choice.finish),
         "stop_reason": choice.stop_reason,
         "token_ids": choice.ids if request.shown.token_ids else None,
         "routed_experts": None,
     }
+
+
+def _finish_reason(request: Generate, finish: Finish) -> str:
+    """An answer that ended with a call that was required, but not named, ended for it."""
+    is_call = request.call is not None and not request.call.is_named and finish is Finish.STOP
+    return "tool_calls" if is_call else finish.value
 
 
 def _completion_choice(request: Generate, index: int, choice: Finished) -> Json:
@@ -187,9 +196,12 @@ class Piece:
 def token_chunk(request: Generate, created: int, piece: Piece, usage: Usage | None) -> Json:
     """One token of one choice; `usage` for `continuous_usage_stats`."""
     token = piece.token
-    finish = token.finish.value if token.finish is not None else None
+    finish = _finish_reason(request, token.finish) if token.finish is not None else None
     choice: dict[str, object] = {"index": piece.index}
-    if request.chat:
+    if request.call is not None:
+        is_last = token.finish is Finish.STOP
+        choice["delta"] = call_delta(request.call, token.text, is_first=piece.is_first, is_last=is_last)
+    elif request.chat:
         choice["delta"] = {"content": token.text}
     else:
         choice["text"] = token.text

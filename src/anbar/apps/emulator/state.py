@@ -167,8 +167,9 @@ class EngineState:
         self, prompt: Sequence[int], seed: int | None, choice: int, rules: AnswerRules
     ) -> Answer:
         """The answer to a prompt, which only has to be waited for."""
-        if self.answer is not None:
-            return Answer(self.text, self._writer.fixed(self.answer), rules)
+        fixed = self.answer if self.answer is not None else rules.script
+        if fixed is not None:
+            return Answer(self.text, self._writer.fixed(fixed), rules)
         return Answer(self.text, self._writer.draw(prompt, seed, choice), rules)
 
     def sequence(

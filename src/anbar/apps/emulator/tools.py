@@ -3,10 +3,13 @@
 Source: vLLM 0.32 `entrypoints/openai/chat_completion/protocol.py`, `parser/abstract_parser.py`.
 """
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from anbar.apps.emulator.errors import ApiError, Json, refused
+from anbar.apps.emulator.json_answers import fitting, text_of
 
 _USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
 
@@ -63,20 +66,62 @@ def check_tools(body: Json, *, auto_tools: bool) -> None:
     if choice == "required":
         raise ApiError('tool_choice="required" requires --tool-call-parser to be set')
     if isinstance(choice, dict):
-        name = forced_tool(body)
-        raise ApiError(f'tool_choice=function "{name}" requires --tool-call-parser to be set')
+        raise ApiError(f'tool_choice=function "{_forced(choice)}" requires --tool-call-parser to be set')
 
 
-def forced_tool(body: Json) -> str | None:
-    """The function that a request names as the one to be called."""
-    choice = body.get("tool_choice")
-    return str(cast(Json, choice["function"])["name"]) if isinstance(choice, dict) else None
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """A call that a chat must answer with."""
+
+    name: str
+    is_named: bool
+    """The request names the function; else any one is required, and the answer says which."""
+    arguments: object
 
 
-def parameters_of(name: str, tools: Sequence[Json]) -> Json:
-    """The JSON schema of a function's parameters."""
-    for tool in tools:
-        function = cast(Json, tool["function"])
-        if function["name"] == name:
-            return cast(Json, function.get("parameters") or {})
-    return {}
+def forced_call(body: Json) -> ForcedCall | None:
+    """Of a typed chat; None when the model may decide for itself."""
+    choice, tools = body.get("tool_choice"), cast(Sequence[Json] | None, body.get("tools"))
+    if not tools or not (isinstance(choice, dict) or choice == "required"):
+        return None
+    functions = [cast(Json, tool["function"]) for tool in tools]
+    name = _forced(choice) if isinstance(choice, dict) else str(functions[0]["name"])
+    function = next(function for function in functions if function["name"] == name)
+    return ForcedCall(name, isinstance(choice, dict), fitting(function.get("parameters")))
+
+
+def call_text(call: ForcedCall) -> str:
+    """What the model writes for a call."""
+    if call.is_named:
+        return text_of(call.arguments)
+    return text_of([{"name": call.name, "parameters": call.arguments}])
+
+
+def _forced(choice: Json) -> str:
+    return str(cast(Json, choice["function"])["name"])
+
+
+def tool_calls(call: ForcedCall, text: str) -> list[Json]:
+    """The calls that a whole answer is read as; a text that was cut off may be none."""
+    if call.is_named:
+        return [_call(call.name, text)] if text.strip() else []
+    if text != call_text(call):
+        return []
+    return [_call(call.name, text_of(call.arguments))]
+
+
+def _call(name: str, arguments: str) -> Json:
+    return {
+        "id": f"chatcmpl-tool-{os.urandom(8).hex()}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def call_delta(call: ForcedCall, text: str, *, is_first: bool, is_last: bool) -> Json:
+    """The `delta` of a chunk with a piece of a call's text. A required call comes whole in the last one."""
+    if not call.is_named:
+        return {"tool_calls": [{**_call(call.name, text_of(call.arguments)), "index": 0}]} if is_last else {}
+    if is_first:
+        return {"tool_calls": [{**_call(call.name, text), "index": 0}]}
+    return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 
 from anbar.testing.engine_contract.samples import totals
 from anbar.testing.engine_contract.target import (
@@ -23,9 +23,8 @@ class Asked:
 
     def __init__(self, target: Target, prompt: object, **fields: object) -> None:
         self._replies: list[Reply] = []
-        self._thread = threading.Thread(
-            target=lambda: self._replies.append(complete(target, prompt, **fields)), daemon=True
-        )
+        self._errors: list[Exception] = []
+        self._thread = threading.Thread(target=self._ask, args=(target, prompt, fields), daemon=True)
         self._thread.start()
 
     @property
@@ -35,8 +34,14 @@ class Asked:
     def answer(self) -> Json:
         """Wait for the answer, which must be a 200."""
         self._thread.join()
-        assert self._replies, "no answer came"
+        assert self._replies, f"no answer came: {self._errors}"
         return ok(self._replies[0])
+
+    def _ask(self, target: Target, prompt: object, fields: Json) -> None:
+        try:
+            self._replies.append(complete(target, prompt, **fields))
+        except (OSError, HTTPException) as error:
+            self._errors.append(error)
 
 
 def begun(target: Target, prompt: object, **fields: object) -> Asked:

@@ -13,6 +13,7 @@ from anbar.testing.engine_contract.target import (
     context_length,
     nonce,
     ok,
+    refused,
     tokens,
 )
 
@@ -112,14 +113,18 @@ def check_refused_embeddings(target: Target) -> None:
         ),
         value("cache_salt", "", "Parameter 'cache_salt' must be a non-empty string if provided."),
         value("normalize", True, "Parameter `normalize` was removed; use `use_activation` instead."),
-        plain("messages", [], "Cannot apply chat template to an empty conversation. …"),
-        _typed("input", None, "list_type"),
         _typed("input", 5, "list_type"),
         _typed("encoding_format", "x", "literal_error"),
         _typed("dimensions", "x", "int_parsing"),
         _typed("user", 5, "string_type"),
     )
     checked(target, EMBEDDINGS, rows)
+    body = {"model": target.model, "messages": []}
+    error = refused(call(target, "POST", EMBEDDINGS, body), 400)
+    assert error["message"].startswith("Cannot apply chat template to an empty conversation."), error
+    for absent in ({}, {"input": None}):
+        error = refused(call(target, "POST", EMBEDDINGS, {"model": target.model, **absent}), 400)
+        assert (error["type"], error["param"]) == (TYPE, "body.input"), error
 
 
 def _typed(name: str, given: object, kind: str) -> Refusal:

@@ -184,7 +184,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "--enable-request-id-headers": "answers carry x-request-id",
         "--enable-force-include-usage": "streams show usage without being asked",
         "--enable-server-load-tracking": "/load counts requests",
-        "--enable-auto-tool-choice": "tools are accepted, and never called",
+        "--enable-auto-tool-choice": "tools are accepted, and called where a request names or requires one",
     }
     for flag, meaning in switches.items():
         server.add_argument(flag, action="store_true", help=meaning)

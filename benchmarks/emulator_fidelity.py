@@ -45,7 +45,7 @@ from benchmarks.report import Report, Series
 SEED = 20
 NUM_SYSTEM_PROMPTS = 3
 SYSTEM_TOKENS = 256
-MEAN_GAP_S = 2.0
+MEAN_GAP_S = 2.4
 NUM_BLOCKS = 400
 MAX_MODEL_LEN = 2048
 HOST_BYTES = 768 * MIB
@@ -79,11 +79,13 @@ class Outcome:
         return statistics.mean(self.ttft_s)
 
     @property
-    def ttft_p90_s(self) -> float:
-        return statistics.quantiles(self.ttft_s, n=10, method="inclusive")[-1]
+    def ttft_slow_s(self) -> float:
+        """Mean of the slowest quarter. Which request waits behind which is chance: 3 % of noise in the steps
+        moves the 90th percentile of so few by 6 % (one standard deviation, in virtual time), this by 3 %."""
+        return statistics.mean(sorted(self.ttft_s)[-max(1, len(self.ttft_s) // 4) :])
 
     def __str__(self) -> str:
-        ttft = f"TTFT {self.ttft_mean_s:.3f} s, 90th percentile {self.ttft_p90_s:.3f} s"
+        ttft = f"TTFT {self.ttft_mean_s:.3f} s, of the slowest quarter {self.ttft_slow_s:.3f} s"
         return f"{ttft}; {self.tokens_per_s:.0f} tokens/s"
 
 
@@ -162,7 +164,7 @@ async def play_at(url: str, trace: Sequence[Shape], seed: int) -> Outcome:
 
 FIGURES: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
     ("mean TTFT, s", lambda run: run.ttft_mean_s),
-    ("90th percentile of TTFT, s", lambda run: run.ttft_p90_s),
+    ("TTFT of the slowest quarter, s", lambda run: run.ttft_slow_s),
     ("throughput, tokens/s", lambda run: run.tokens_per_s),
 )
 
@@ -274,11 +276,11 @@ def report_on(runs: Runs) -> tuple[Report, bool]:
         },
         series=[
             Series("mean TTFT, real", [run.ttft_mean_s for run in real]),
-            Series("p90 of TTFT, real", [run.ttft_p90_s for run in real]),
+            Series("TTFT of the slowest quarter, real", [run.ttft_slow_s for run in real]),
             Series("mean TTFT, model", [runs.model.ttft_mean_s]),
-            Series("p90 of TTFT, model", [runs.model.ttft_p90_s]),
+            Series("TTFT of the slowest quarter, model", [runs.model.ttft_slow_s]),
             Series("mean TTFT, emulator", [runs.emulator.ttft_mean_s]),
-            Series("p90 of TTFT, emulator", [runs.emulator.ttft_p90_s]),
+            Series("TTFT of the slowest quarter, emulator", [runs.emulator.ttft_slow_s]),
         ],
         notes=list(runs.calibration.notes),
     )

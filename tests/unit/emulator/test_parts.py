@@ -79,13 +79,16 @@ def test_faults_are_counted() -> None:
 
 
 def test_a_hang_does_not_outlive_its_clearing() -> None:
-    """What hangs goes on when faults are cleared; what would hang only after that does not begin to."""
+    """What hangs goes on when faults are cleared, unless its client has left; what would hang only after that
+    does not begin to."""
     box, gone_on = FaultBox(), []
-    box.hang(lambda: gone_on.append("first"), box.num_clears)
+    box.hang(1, lambda: gone_on.append("first"), box.num_clears)
+    box.hang(2, lambda: gone_on.append("left"), box.num_clears)
+    box.forget(2)
     assert not gone_on
     before = box.num_clears
     box.clear()
-    box.hang(lambda: gone_on.append("second"), before)
+    box.hang(3, lambda: gone_on.append("second"), before)
     assert gone_on == ["first", "second"]
 
 

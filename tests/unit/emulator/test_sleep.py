@@ -83,6 +83,45 @@ async def test_other_modes_are_answered_at_once(engine: EmulatedEngine, mode: st
     assert json.loads((await asked)[1])["choices"][0]["finish_reason"] == finish
 
 
+async def test_what_is_woken_before_it_slept_keeps_its_cache(engine: EmulatedEngine) -> None:
+    """Woken while /sleep still waits: the wait ends with what runs, and the engine is as it was."""
+    asked = await _running(engine)
+    sleeping = await _going_to_sleep(engine)
+    assert (await call(engine, "/wake_up", {}))[0] == 200
+    engine.pace.cost = steady()
+    assert (await sleeping)[0] == 200
+    await asked
+    assert not await _is_sleeping(engine)
+    again = {**SHORT, "prompt": list(range(5, 60))}
+    for _ in range(2):
+        assert (await call(engine, "/v1/completions", again))[0] == 200
+    sleeping_again = await call(engine, "/sleep?mode=wait", {})
+    assert sleeping_again[0] == 200
+    assert (await call(engine, "/wake_up", {}))[0] == 200
+    assert engine.counters.num_prefix_hits == 48
+
+
+@pytest.mark.parametrize(
+    ("level", "tags", "statuses"),
+    [
+        (0, ["scheduling"], ["awake"]),
+        (0, ["weights"], ["awake"]),
+        (1, ["scheduling"], ["sleeping"]),
+        (1, ["weights", "kv_cache"], ["sleeping", "awake"]),
+        (2, ["weights", "nothing", "kv_cache"], ["sleeping", "sleeping", "awake"]),
+    ],
+)
+async def test_waking_by_tags(
+    engine: EmulatedEngine, level: int, tags: list[str], statuses: list[str]
+) -> None:
+    """Level 0 keeps the memory, so that any tag wakes it; the others wake when all parts are named."""
+    assert (await call(engine, f"/sleep?level={level}", {}))[0] == 200
+    answers = [json.loads((await call(engine, f"/wake_up?tags={tag}", {}))[1])["status"] for tag in tags]
+    assert answers == statuses
+    assert await _is_sleeping(engine) == (statuses[-1] == "sleeping")
+    assert json.loads((await call(engine, "/wake_up", {}))[1])["status"] == "awake"
+
+
 async def test_wait_ends_when_the_last_client_leaves(engine: EmulatedEngine) -> None:
     """Nobody is left to wait for, and nothing runs: asleep at once."""
     asked = await _running(engine)

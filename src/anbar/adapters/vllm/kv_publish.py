@@ -23,7 +23,6 @@ from anbar.core.errors import WireError
 
 MEDIUM_DEVICE, MEDIUM_HOST, MEDIUM_STORAGE = "GPU", "CPU", "STORAGE"
 
-_HASH_MASK = (1 << 64) - 1
 _END = END_SEQ.to_bytes(SEQ_BYTES, "big", signed=True)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -79,7 +78,7 @@ class Framing(Enum):
 
 def event_hash(digest: bytes) -> int:
     """A block's hash as events show it, unless they carry whole digests."""
-    return int.from_bytes(digest[-8:], "big") & _HASH_MASK
+    return int.from_bytes(digest[-8:], "big")
 
 
 def encode_batch(
@@ -119,6 +118,8 @@ class PublisherConfig:
     """Batches kept for replay."""
     hwm: int = 100_000
     """Messages that wait for a slow subscriber; what comes beyond is lost to it."""
+    max_queue_size: int = 100_000
+    """Batches that wait for the publisher; none does here, and the number is only shown."""
     framing: Framing = Framing.MAPS
     int_hashes: bool = True
     """False: events carry whole digests (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`)."""

@@ -1,7 +1,8 @@
 """`EmulatedEngine`: everything joined, with a life that can end, start again cold, or misbehave."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +13,10 @@ from anbar.apps.emulator.faults import Fault, Script
 from anbar.apps.emulator.service import Service
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.apps.emulator.state import EngineState
-from anbar.core.errors import RequestError, StackError
+from anbar.core.errors import RequestError, StackError, WireError
 from anbar.sim.engine.counters import Counters
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 5.0
 """As vLLM's server has it (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`)."""
@@ -49,6 +52,11 @@ class EmulatedEngine(EngineState):
         self._service = Service(self, self._later)
         self._server: HttpServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        """Deaths on demand."""
+        self._changing = asyncio.Lock()
+        """Held while a life begins or ends."""
+        self._num_orders = 0
+        """Beginnings and ends that were ordered: the last one counts."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -68,6 +76,16 @@ class EmulatedEngine(EngineState):
     def num_connections(self) -> int:
         """Client connections that are open now."""
         return len(self._server.connections) if self._server is not None else 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Between a start and its end."""
+        return self._server is not None
+
+    @property
+    def is_changing(self) -> bool:
+        """An order of /emulator/die or /emulator/restart has not been carried out."""
+        return bool(self._tasks)
 
     @property
     def num_running(self) -> int:
@@ -99,25 +117,23 @@ class EmulatedEngine(EngineState):
 
     async def start(self) -> None:
         """Publish events and listen. StackError when the port is taken, WireError for the other addresses."""
-        await self.begin_life()
-        self._server = HttpServer(self._service.handle, _LIMITS, refusal_answer=_refuse)
-        self.port = await self._listen(self._server)
+        self._num_orders += 1
+        async with self._changing:
+            await self._start()
 
     async def stop(self) -> None:
         """End without ceremony; idempotent."""
-        for task in list(self._tasks):
-            task.cancel()
         await self.die()
+        tasks = list(self._tasks)  # which only wait, in vain
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def die(self) -> None:
         """What SIGKILL does: the listener, every connection and the event sockets are gone. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop()
-            while server.connections:  # noqa: ASYNC110 - their ends are reported by the event loop, very soon
-                await asyncio.sleep(0)
-        await self._service.stop()
-        await self.end_life()
+        self._num_orders += 1
+        async with self._changing:
+            await self._end()
 
     async def revive(self) -> None:
         """A new process on the same port: cold device cache and host tier, sequence numbers from 0."""
@@ -127,6 +143,20 @@ class EmulatedEngine(EngineState):
         """Die and come back."""
         await self.die()
         await self.revive()
+
+    async def _start(self) -> None:
+        await self.begin_life()
+        self._server = HttpServer(self._service.handle, _LIMITS, refusal_answer=_refuse)
+        self.port = await self._listen(self._server)
+
+    async def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+            while server.connections:  # noqa: ASYNC110 - their ends are reported by the event loop, very soon
+                await asyncio.sleep(0)
+        await self._service.stop()
+        await self.end_life()
 
     def reset_prefix_cache(self) -> bool:
         """Drop the device cache and say so (AllBlocksCleared); False while requests hold blocks."""
@@ -148,6 +178,7 @@ class EmulatedEngine(EngineState):
             except OSError as error:
                 # The port that an engine has just died on may take a moment to be free.
                 if attempt + 1 == _BIND_ATTEMPTS or not self.port:
+                    self._server = None
                     await self.end_life()
                     text = f"{settings.host}:{self.port} cannot be listened on: {error.strerror or error}"
                     raise StackError(text) from error
@@ -156,13 +187,24 @@ class EmulatedEngine(EngineState):
 
     def _later(self, dead_s: float) -> None:
         """Die once the current answer is out; come back after `dead_s` (negative: never)."""
-        task = asyncio.get_running_loop().create_task(self._die_for(dead_s))
+        self._num_orders += 1
+        task = asyncio.get_running_loop().create_task(self._die_for(dead_s, self._num_orders))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _die_for(self, dead_s: float) -> None:
+    async def _die_for(self, dead_s: float, order: int) -> None:
         await asyncio.sleep(0.01)  # lets the answer to the admin call leave
-        await self.die()
-        if dead_s >= 0:
-            await asyncio.sleep(dead_s)
-            await self.revive()
+        await self._obey(order, self._end)
+        if dead_s < 0:
+            return
+        await asyncio.sleep(dead_s)
+        try:
+            await self._obey(order, self._start)
+        except (StackError, WireError) as error:
+            logger.error("the engine at %s does not come back: %s", self.url, error)
+
+    async def _obey(self, order: int, act: Callable[[], Awaitable[None]]) -> None:
+        """Unless another was given meanwhile."""
+        async with self._changing:
+            if order == self._num_orders:
+                await act()

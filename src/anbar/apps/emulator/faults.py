@@ -12,7 +12,7 @@ class FaultKind(Enum):
     """What happens to a request."""
 
     HANG = "hang"
-    """Accept it and do not answer while the fault is armed."""
+    """Accept it and do not answer until /emulator/clear."""
     HANG_MID_STREAM = "hang_mid_stream"
     """Stop after `after_events` SSE events, the connection open."""
     SLOW = "slow"
@@ -86,7 +86,7 @@ class FaultBox:
 
     def __init__(self) -> None:
         self._armed: list[tuple[Fault, int]] = []
-        self._hung: list[Callable[[], None]] = []
+        self._hung: dict[object, Callable[[], None]] = {}
         self.num_clears = 0
         self.scripts: deque[Script] = deque()
 
@@ -99,16 +99,20 @@ class FaultBox:
         self.num_clears += 1
         self._armed.clear()
         self.scripts.clear()
-        hung, self._hung = self._hung, []
-        for go_on in hung:
+        hung, self._hung = self._hung, {}
+        for go_on in hung.values():
             go_on()
 
-    def hang(self, go_on: Callable[[], None], num_clears: int) -> None:
+    def hang(self, who: object, go_on: Callable[[], None], num_clears: int) -> None:
         """Call `go_on` when the fault is cleared: at once, if that was done since there were `num_clears`."""
         if num_clears != self.num_clears:
             go_on()
         else:
-            self._hung.append(go_on)
+            self._hung[who] = go_on
+
+    def forget(self, who: object) -> None:
+        """It does not go on: its client has left."""
+        self._hung.pop(who, None)
 
     def forget_hung(self) -> None:
         """Nobody that hangs goes on: their connections are gone."""

@@ -17,9 +17,11 @@ from anbar.apps.emulator.shapes import Finished, Piece, Usage
 from anbar.apps.emulator.sink import FaultStruck, Sink
 from anbar.apps.emulator.state import EngineState
 
-_SLICE = 32
-"""Sequences that are begun in one turn of the event loop: a few milliseconds' worth. A request may ask for
-many thousands, and other engines of the process must answer meanwhile."""
+_SLICE_TOKENS = 2048
+"""Tokens that are drawn in one turn of the event loop: a few milliseconds' worth. A request may ask for many
+thousands of sequences, and other engines of the process must answer meanwhile."""
+_SEQUENCE_TOKENS = 64
+"""What making a sequence takes, in tokens."""
 
 
 class _Choice:
@@ -64,6 +66,7 @@ class Generation:
         self._choices: list[_Choice] = []
         """Those that have begun."""
         self._num_choices = len(request.prompts) * request.n
+        self._open_by_prompt = [request.n] * len(request.prompts)
         self._rest: asyncio.Handle | None = None
         """The turn that begins the next ones."""
 
@@ -76,13 +79,18 @@ class Generation:
 
     def _begin_some(self) -> None:
         self._rest = None
-        first = len(self._choices)
-        some = [self._choice(index) for index in range(first, min(first + _SLICE, self._num_choices))]
-        self._choices += some
-        for choice in some:
+        num_begun, left = len(self._choices), _SLICE_TOKENS
+        while left > 0 and len(self._choices) < self._num_choices:
+            choice = self._choice(len(self._choices))
+            self._choices.append(choice)
+            left -= _SEQUENCE_TOKENS + len(choice.answer.ids)
+        for choice in self._choices[num_begun:]:
             self._state.submit(choice.run)
         if len(self._choices) < self._num_choices:
-            self._rest = asyncio.get_running_loop().call_soon(self._begin_some)
+            self._rest = asyncio.get_running_loop().call_soon(self._begin_more)
+
+    def _begin_more(self) -> None:
+        self._state.supervise(self._begin_some, self._sink.give_up)
 
     def abandon(self) -> None:
         """The client is gone."""
@@ -106,6 +114,7 @@ class Generation:
             request.session,
             request.reads_cache,
             request.transfer,
+            self._sink.give_up,
         )
         choice.run = state.sequence(
             plan,
@@ -156,7 +165,7 @@ class Generation:
 
     def _open(self) -> None:
         """What comes before the first token: the role of each choice of a chat."""
-        request, created, usage = self._request, self._created, self._continuous_usage(0)
+        request, created, usage = self._request, self._created, self._continuous_usage(0, 0)
         if not request.chat:
             return
         for index in range(self._num_choices):
@@ -180,7 +189,7 @@ class Generation:
             logprobs = self._rendered(choice, choice.logprobs, ids, is_first)
         token = Token(token.id, text, token.finish, token.stop_reason)
         piece = Piece(choice.index, token, ids, logprobs, is_first)
-        usage = self._continuous_usage(choice.num_tokens)
+        usage = self._continuous_usage(choice.index // request.n, choice.num_tokens)
         self._sink.event(shapes.token_chunk(request, self._created, piece, usage))
 
     def _rendered(self, choice: _Choice, logprobs: Logprobs, ids: Sequence[int], is_first: bool) -> Json:
@@ -200,15 +209,22 @@ class Generation:
         self._state.sequence_finished(
             choice.run, choice.finish or Finish.STOP, self._request.rules.max_tokens
         )
+        self._close_prompt(choice.index // self._request.n)
         if self._num_open:
             return
-        most = max(choice.num_tokens for choice in self._choices)
-        self._state.stats.request_finished(self._request.n, most)
         if self._request.shown.stream:
             self._end_stream()
         else:
             self._answer()
         self._seen.end(Ending.ANSWERED)
+
+    def _close_prompt(self, index: int) -> None:
+        """A choice of a prompt is complete; all of them are one request to vLLM's metrics."""
+        self._open_by_prompt[index] -= 1
+        if not self._open_by_prompt[index]:
+            n = self._request.n
+            choices = self._choices[index * n : (index + 1) * n]
+            self._state.stats.prompt_finished(n, max(choice.num_tokens for choice in choices))
 
     def _end_stream(self) -> None:
         request = self._request
@@ -250,10 +266,11 @@ class Generation:
             created = max(0, prompt // size * size - cached)
         return Usage(prompt, completion, cached, created)
 
-    def _continuous_usage(self, num_tokens: int) -> Usage | None:
+    def _continuous_usage(self, prompt: int, num_tokens: int) -> Usage | None:
+        """Of one choice and its prompt."""
         if not self._request.shown.continuous_usage:
             return None
-        return Usage(sum(map(len, self._request.prompts)), num_tokens, None)
+        return Usage(len(self._request.prompts[prompt]), num_tokens, None)
 
     def _withdraw(self) -> None:
         """Requests that clients left are in none of vLLM's counts of finished ones."""

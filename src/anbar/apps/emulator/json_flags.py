@@ -60,6 +60,7 @@ def events(given: Mapping[str, Any] | None, framing: Framing, *, int_hashes: boo
         topic=wanted.topic,
         buffer_steps=wanted.buffer_steps,
         hwm=wanted.hwm,
+        max_queue_size=wanted.max_queue_size,
         framing=framing,
         int_hashes=int_hashes,
     )

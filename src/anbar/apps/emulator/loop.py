@@ -28,6 +28,9 @@ class Observer(Protocol):
     def tokens(self, run: SequenceRun, at_s: float) -> None:
         """A sequence got tokens, at that time of the model's clock."""
 
+    def supervise(self, act: Callable[[], None], give_up: Callable[[], None]) -> None:
+        """Do something for one request; when it fails, `give_up` that one alone."""
+
 
 class EngineLoop:
     """Drives one engine model. Everything happens on the event loop; a step that takes no time still leaves
@@ -86,7 +89,7 @@ class EngineLoop:
         runs, self._runs = self._runs, {}
         for run in runs.values():
             self.engine.abort(run.id)
-            run.on_abort()
+            self._observer.supervise(run.on_abort, run.give_up)
         self._arouse()
         self._tell_if_done()
 
@@ -200,5 +203,9 @@ class EngineLoop:
             return
         if output.finished:
             del self._runs[run.id]
-        self._observer.tokens(run, at_s)
-        run.on_tokens(output.num_tokens, output.finished)
+
+        def tell() -> None:
+            self._observer.tokens(run, at_s)
+            run.on_tokens(output.num_tokens, output.finished)
+
+        self._observer.supervise(tell, run.give_up)

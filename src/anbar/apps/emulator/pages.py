@@ -9,7 +9,7 @@ from anbar.apps.emulator.body import dump
 from anbar.apps.emulator.body_models import ResetQuery, SleepQuery, typed_query
 from anbar.apps.emulator.errors import Json
 from anbar.apps.emulator.shapes import VERSION
-from anbar.apps.emulator.state import PARTS, EngineState, SleepMode
+from anbar.apps.emulator.state import EngineState, SleepMode
 
 
 def answer(page: object) -> Answer:
@@ -71,7 +71,7 @@ class Pages:
             "replay_endpoint": events.replay_endpoint or None,
             "buffer_steps": events.buffer_steps,
             "hwm": events.hwm,
-            "max_queue_size": 100_000,
+            "max_queue_size": events.max_queue_size,
             "topic": events.topic,
         }
         return answer({"0": source})
@@ -103,7 +103,7 @@ class Pages:
     def wake_up(self, request: Request) -> Answer:
         """Go on, once all parts of the memory have been named by `tags`; without any they all are."""
         tags = parse_qs(request.target.partition(b"?")[2].decode("latin-1")).get("tags")
-        is_awake = self._state.wake(tags if tags is not None else PARTS)
+        is_awake = self._state.wake(tags)
         return answer({"status": "awake" if is_awake else "sleeping", "tags": tags})
 
     def is_sleeping(self, _: Request) -> Answer:

@@ -6,6 +6,9 @@ from enum import Enum
 
 from anbar.adapters.http.message import Request
 
+_NUM_SEEN = 512
+"""Whole requests that are kept: bodies of 32 KB are 16 MB."""
+
 
 class Ending(Enum):
     """How a request ended, or that it has not."""
@@ -52,21 +55,27 @@ class Seen:
         """The first end counts."""
         if self.ending is Ending.RUNNING:
             self.ending = ending
-            self.records.num_open -= 1
+            self.records.ended(ending)
 
 
 @dataclass(slots=True)
 class Records:
-    """The last generation requests, and a count of all others by path."""
+    """The last generation requests, how all of them ended, and a count of all others by path."""
 
-    seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=10_000))
+    seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=_NUM_SEEN))
     others: Counter[str] = field(default_factory=Counter)
     num_open: int = 0
     """Generation requests that have not ended, also those that were forgotten."""
+    _endings: Counter[Ending] = field(default_factory=Counter)
 
     def count(self, ending: Ending) -> int:
         """Generation requests that ended so."""
-        return sum(seen.ending is ending for seen in self.seen)
+        return self.num_open if ending is Ending.RUNNING else self._endings[ending]
+
+    def ended(self, ending: Ending) -> None:
+        """One ended."""
+        self.num_open -= 1
+        self._endings[ending] += 1
 
     def open(self, request: Request) -> Seen:
         """Record a request from here on."""
@@ -79,3 +88,4 @@ class Records:
         """Forget everything."""
         self.seen.clear()
         self.others.clear()
+        self._endings.clear()

@@ -89,7 +89,7 @@ class Times:
 
 class SequenceRun:
     """A sequence while the engine has it. `on_tokens(number, finished)` is called at the end of each step
-    that generated some; `on_abort()` when the engine itself gave it up; `give_up()` when one of them failed."""
+    that generated some; `on_abort()` when the engine itself gave it up; `give_up()` when one fails."""
 
     __slots__ = ("give_up", "keys", "on_abort", "on_tokens", "request", "times")
 

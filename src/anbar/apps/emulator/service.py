@@ -15,7 +15,7 @@ from anbar.apps.emulator.admin import Admin
 from anbar.apps.emulator.body import dump, parse_json
 from anbar.apps.emulator.embedding import Embedding, parse_embed
 from anbar.apps.emulator.errors import ApiError, FrameworkError, LateError, Unauthorized, failed
-from anbar.apps.emulator.generate_request import Served, parse_generate
+from anbar.apps.emulator.generate_request import parse_generate
 from anbar.apps.emulator.generation import Generation
 from anbar.apps.emulator.pages import Later, Pages
 from anbar.apps.emulator.playing import Playing
@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """What an API key is needed for (vLLM's `AuthenticationMiddleware`)."""
 
+_UNKNOWN = "(unknown)"
+"""In the counts of requests: clients may make up any number of paths."""
+
 _LONG_BODY_BYTES = 16 * 1024
 """From here on tokenizing takes milliseconds, and is done on a thread, beside the event loop."""
 
@@ -48,7 +51,7 @@ class Work(Protocol):
 
 
 Begin = Callable[[], Work]
-Parse = Callable[[Request, Served, Sink, Seen], Begin]
+Parse = Callable[[Request, Sink, Seen], Begin]
 """Validates a request, on a thread when it is long; what it returns makes the work, on the event loop."""
 
 
@@ -77,7 +80,10 @@ class Service:
         admin = Admin(state, die_for)
         self._work: dict[str, Parse] = {"/v1/embeddings": self._embed}
         if state.settings.runner is Runner.GENERATE:
-            self._work = {"/v1/chat/completions": self._chat, "/v1/completions": self._complete}
+            self._work = {
+                "/v1/chat/completions": partial(self._generate, True),
+                "/v1/completions": partial(self._generate, False),
+            }
         self._pages: dict[bytes, dict[str, Page]] = {
             b"GET": {
                 "/health": pages.health,
@@ -113,7 +119,7 @@ class Service:
             seen = state.records.open(request)
             exchange.on_gone = partial(seen.end, Ending.CANCELLED)
         else:
-            state.records.others[path] += 1
+            state.records.others[path if self._methods(path) else _UNKNOWN] += 1
         fault = state.faults.take(generating=parse is not None)
         if fault is None:
             self._serve(_Call(path, Sink(exchange, extra), parse, seen))
@@ -162,7 +168,10 @@ class Service:
             except Exception as error:  # noqa: BLE001 - the supervisor of requests, counted
                 self._state.num_defects += 1
                 logger.error("%s failed: %s", call.path, type(error).__name__)
-                call.sink.refuse(failed())
+                if call.sink.exchange.begun:
+                    call.sink.give_up()
+                else:
+                    call.sink.refuse(failed())
                 call.end(Ending.REFUSED)
         except FaultStruck:
             call.end(Ending.FAULT)
@@ -205,7 +214,7 @@ class Service:
             script = scripts.popleft()
             _start(lambda: Playing(script, call.sink, seen), exchange)
             return
-        read = partial(parse, request, self._state.served, call.sink, seen)
+        read = partial(parse, request, call.sink, seen)
         if len(request.body) < _LONG_BODY_BYTES:
             _start(read(), exchange)
             return
@@ -229,20 +238,19 @@ class Service:
 
         self._guard(call, begin)
 
-    def _chat(self, request: Request, served: Served, sink: Sink, seen: Seen) -> Begin:
-        parsed = parse_generate(request, parse_json(request), chat=True, text=self._state.text, served=served)
-        return lambda: Generation(self._state, parsed, sink, seen)
+    def _generate(self, chat: bool, request: Request, sink: Sink, seen: Seen) -> Begin:
+        state, body = self._state, parse_json(request)
+        try:
+            parsed = parse_generate(request, body, chat=chat, text=state.text, served=state.served)
+        except LateError as error:
+            error.streams = bool(body.get("stream"))
+            raise
+        return lambda: Generation(state, parsed, sink, seen)
 
-    def _complete(self, request: Request, served: Served, sink: Sink, seen: Seen) -> Begin:
-        parsed = parse_generate(
-            request, parse_json(request), chat=False, text=self._state.text, served=served
-        )
-        return lambda: Generation(self._state, parsed, sink, seen)
-
-    def _embed(self, request: Request, served: Served, sink: Sink, seen: Seen) -> Begin:
-        size = self._state.settings.embedding_size
-        parsed = parse_embed(request, parse_json(request), text=self._state.text, served=served, size=size)
-        return lambda: Embedding(self._state, parsed, sink, seen)
+    def _embed(self, request: Request, sink: Sink, seen: Seen) -> Begin:
+        state, size = self._state, self._state.settings.embedding_size
+        parsed = parse_embed(request, parse_json(request), text=state.text, served=state.served, size=size)
+        return lambda: Embedding(state, parsed, sink, seen)
 
     def _authenticate(self, request: Request, path: str) -> None:
         keys = self._state.settings.api_keys
@@ -273,7 +281,7 @@ def _send(call: _Call, answer: Answer) -> None:
 
 
 def _refuse_late(call: _Call, error: LateError) -> None:
-    if not parse_json(call.sink.exchange.request).get("stream"):
+    if not error.streams:
         call.sink.refuse(error)
         return
     call.sink.start_stream()

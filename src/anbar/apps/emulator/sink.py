@@ -1,6 +1,7 @@
 """Where an answer goes: straight to the client, or through the fault that was armed for it."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from anbar.adapters.http.message import Header, render_headers, status_line
@@ -64,6 +65,11 @@ class Sink:
         """The end of a stream."""
         self.exchange.end()
 
+    def give_up(self) -> None:
+        """What works for the answer failed: whoever does hears no more of it, and the client is cut off."""
+        self.exchange.on_gone()
+        self.exchange.cut()
+
 
 class FaultySink(Sink):
     """An answer with a fault. Writes heads and framing itself, so that they can be cut anywhere."""
@@ -75,7 +81,8 @@ class FaultySink(Sink):
         self._num_clears = faults.num_clears
         self._num_events = 0
         self._is_hung = False
-        self._pieces: list[bytes] = []
+        self._has_struck = False
+        self._pieces: deque[bytes] = deque()
         """Bytes that wait: for their turn to drip, or for the end of a hang."""
         self._dripping: asyncio.TimerHandle | asyncio.Handle | None = None
         self._is_ended = False
@@ -88,7 +95,7 @@ class FaultySink(Sink):
         fault = self._fault
         match fault.kind:
             case FaultKind.HANG:
-                self._faults.hang(proceed, self._num_clears)
+                self._wait(proceed)
             case FaultKind.SLOW:
                 asyncio.get_running_loop().call_later(fault.delay_s, proceed)
             case FaultKind.RESET:
@@ -134,7 +141,7 @@ class FaultySink(Sink):
     def part(self, data: bytes) -> None:
         """One chunk, unless the fault's turn has come."""
         fault = self._fault
-        if fault.kind in _MID_STREAM and self._num_events >= fault.after_events and not self._is_hung:
+        if fault.kind in _MID_STREAM and self._num_events >= fault.after_events and not self._has_struck:
             self._strike(data)
         self._num_events += 1
         self._send(_chunk(data))
@@ -145,6 +152,7 @@ class FaultySink(Sink):
         self._finish()
 
     def _strike(self, data: bytes) -> None:
+        self._has_struck = True
         match self._fault.kind:
             case FaultKind.HANG_MID_STREAM:
                 self._hang()
@@ -185,15 +193,23 @@ class FaultySink(Sink):
 
     def _hang(self) -> None:
         self._is_hung = True
-        self._faults.hang(self._go_on, self._num_clears)
+        self._wait(self._go_on)
+
+    def _wait(self, go_on: Callable[[], None]) -> None:
+        """Until the fault is cleared, or the client has left."""
+        gone = self.exchange.on_gone
+
+        def leave() -> None:
+            self._faults.forget(self)
+            gone()
+
+        self.exchange.on_gone = leave
+        self._faults.hang(self, go_on, self._num_clears)
 
     def _go_on(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self.exchange.write_raw(piece)
+        while self._pieces:
+            self.exchange.write_raw(self._pieces.popleft())
         self._is_hung = False
-        # What follows a hang is whole: the fault has struck.
-        self._num_events = -1_000_000
         if self._is_ended:
             self.exchange.end()
 
@@ -206,7 +222,7 @@ class FaultySink(Sink):
             if self._is_ended:
                 self.exchange.end()
             return
-        self.exchange.write_raw(self._pieces.pop(0))
+        self.exchange.write_raw(self._pieces.popleft())
         delay_s = self._fault.delay_s
         self._dripping = loop.call_later(delay_s, self._drip) if delay_s else loop.call_soon(self._drip)
 

@@ -31,7 +31,7 @@ from anbar.sim.engine.step import Step, StepResult
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("weights", "kv_cache")
+_PARTS = ("weights", "kv_cache")
 """What sleeps, by the tags of /wake_up."""
 
 
@@ -230,8 +230,8 @@ class EngineState:
         called when that is done, which with `WAIT` is when what runs has finished."""
         life = self.life
         life.sleep_level = level
-        if level:
-            life.asleep = life.asleep or set(PARTS)
+        if level and "weights" not in life.asleep:
+            life.asleep = set(_PARTS)
         if mode is SleepMode.ABORT:
             life.loop.abort_all()
 
@@ -246,10 +246,13 @@ class EngineState:
             life.loop.pause()
             fall_asleep()
 
-    def wake(self, parts: Sequence[str]) -> bool:
-        """Wake parts of the memory; False while others are asleep, and the engine with them."""
+    def wake(self, tags: Sequence[str] | None) -> bool:
+        """Wake these parts of the memory, or all; False while others are asleep, and the engine with them.
+        As in vLLM, nothing is woken by tags of which one is not asleep."""
         life = self.life
-        life.asleep.difference_update(parts)
+        parts = life.asleep if tags is None else set(tags) - {"scheduling"}
+        if parts <= life.asleep:
+            life.asleep = life.asleep - parts
         if life.asleep:
             return False
         life.sleep_level = None

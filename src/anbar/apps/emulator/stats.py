@@ -149,7 +149,7 @@ class RequestStats:
         self._generation.observe(num_generated)
         self._max_tokens.observe(max_tokens)
 
-    def request_finished(self, n: int, most_generated: int) -> None:
+    def prompt_finished(self, n: int, most_generated: int) -> None:
         """All sequences of one prompt ended."""
         self._n.observe(n)
         self._max_generation.observe(most_generated)

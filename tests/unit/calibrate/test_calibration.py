@@ -165,6 +165,16 @@ async def test_prompts_that_are_half_in_host_memory(num_chunks: int) -> None:
     assert result.content.cost.load.s_per_byte == pytest.approx(2e-7)
 
 
+async def test_a_host_tier_hardly_larger_than_the_device() -> None:
+    """What displaces prompts from the device does not displace them from host memory too."""
+    engine = VirtualEngine(replace(SHAPE, num_blocks=300), HOST_COST, Tiers(HostShape(num_chunks=420)))
+    engine.can_clear = False
+    facts, plan = replace(FACTS, has_offload=True, num_blocks=300), replace(QUICK, seconds=150.0)
+    result = await calibrate(engine, facts, GIVEN, plan, _session(engine))
+    assert result.notes == ()
+    assert result.content.cost.load.s_per_byte == pytest.approx(2e-7)
+
+
 async def test_a_device_of_unknown_size() -> None:
     """An engine that does not say how many blocks it has cannot be displaced: the note says just that."""
     engine = VirtualEngine(SHAPE, HOST_COST, TIERS)

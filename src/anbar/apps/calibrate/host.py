@@ -78,8 +78,9 @@ class HostMeasurement:
         count = -(-tokens // length) + 1
         if not tokens or count * each_s > allowed_s:
             return False
-        for _ in range(0, count, _FILL_BATCH):
-            await self._target.run([Ask(self._prompts.fresh(length), 1) for _ in range(_FILL_BATCH)])
+        for sent in range(0, count, _FILL_BATCH):
+            batch = min(_FILL_BATCH, count - sent)  # not more: they displace from host memory too
+            await self._target.run([Ask(self._prompts.fresh(length), 1) for _ in range(batch)])
         return True
 
     def _cost(

@@ -58,9 +58,6 @@ class Campaign:
         self.samples: list[Sample] = []
         self.computed: list[tuple[int, ...]] = []
         """Prompts that the engine has computed, which its caches should have: longest first, then newest."""
-        self._num_answer = 2 if facts.has_offload else 1
-        """Tokens asked for behind a prompt. The step that stores one is the next: its own second token's, or
-        else that of whatever is measured next."""
         self.lengths = [SHORT]
         """Of the prompts that nothing is cached of, growing; decided when the first ones were measured."""
         self._target = target
@@ -69,6 +66,9 @@ class Campaign:
         self._plan = plan
         self._budget = budget
         self._clock = clock
+        self._num_answer = 2 if facts.has_offload else 1
+        """Tokens asked for behind a prompt. The step that stores one is the next: its own second token's, or
+        else that of whatever is measured next."""
 
     async def run(self, progress: Progress) -> None:
         """Measure all rounds. Raises MeasureError when the engine does not answer as it should."""

@@ -240,6 +240,14 @@ def measure(url: str, options: argparse.Namespace, directory: Path) -> Runs:
     return Runs(calibration, trace, real, model_run, emulated)
 
 
+def by_case(calibration: Calibration) -> dict[str, list[float]]:
+    """Where the fit is off: the seconds of each round."""
+    found: dict[str, list[float]] = {}
+    for sample in calibration.samples:
+        found.setdefault(sample.name, []).append(round(sample.seconds, 4))
+    return found
+
+
 def by_request(runs: Runs) -> Iterator[dict[str, float]]:
     """Where the model is off: the requests of the trace, with their TTFT, real (median) and modelled."""
     for number, shape in enumerate(runs.trace):
@@ -269,6 +277,7 @@ def report_on(runs: Runs) -> tuple[Report, bool]:
                 residual.what: [residual.median_error, residual.worst_error, residual.spread]
                 for residual in content.measured.residuals
             },
+            "calibration_samples": by_case(runs.calibration),
             "calibrated_cost": asdict(content.cost),
             "tokens_per_s": [run.tokens_per_s for run in real],
             "ttft_by_request": list(by_request(runs)),

@@ -51,6 +51,8 @@ class Calibration:
     content: CostFile
     coefficients: tuple[Coefficient, ...]
     notes: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    """All that was measured, disturbed or not."""
 
 
 async def calibrate(
@@ -91,6 +93,7 @@ async def calibrate(
         CostFile(engine, measured, _cost(engine, compute, host, front_s_per_token)),
         tuple(_coefficients(compute, samples)),
         tuple(note for note in notes if note),
+        tuple(campaign.samples),
     )
 
 

@@ -6,9 +6,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from anbar.adapters.http.message import Request
 from anbar.apps.emulator import EmulatedEngine, EngineSettings
+from anbar.apps.emulator.body_models import EMBED, Chat, Completion
+from anbar.apps.emulator.embedding import parse_embed
+from anbar.apps.emulator.errors import ApiError
+from anbar.apps.emulator.generate_request import Served, parse_generate
 from anbar.apps.emulator.settings import Runner
+from anbar.apps.emulator.text import ModelText
 from anbar.sim.engine.shape import EngineShape
 
 from .client import call
@@ -240,3 +248,35 @@ async def test_what_is_embedded(pooling: EmulatedEngine) -> None:
         given = fields.get("messages", fields.get("input"))
         num = len(given) if isinstance(given, list) and isinstance(given[0], list) else 1
         assert [item["index"] for item in json.loads(text)["data"]] == list(range(num))
+
+
+ODD = [
+    *(None, True, -1, 0, 5, 513, 2**32, 2**64, -HUGE, 0.5, float("nan"), float("inf"), "", "a", "\ud800"),
+    *([], {}, [[]], [None], [1], [[1]], ["", "a"], [HUGE], {"a": 1}, {"5": 1}, {"a": HUGE}, "required"),
+    *([{"role": "user"}], [{"role": "user", "content": [1]}], [NAMED], NAMED),
+    *({"type": "json_object"}, {"json": "5"}, {"choice": [""]}),
+]
+VALUES = st.sampled_from(ODD) | st.lists(st.sampled_from(ODD), max_size=2)
+FIELDS = {
+    CHAT: ({"messages": [{"role": "user", "content": "a"}]}, sorted(Chat.model_fields)),
+    COMPLETION: ({"prompt": "a"}, sorted(Completion.model_fields)),
+    EMBEDDINGS: ({"input": "a"}, sorted({name for kind in EMBED for name in kind.model_fields})),
+}
+
+
+@pytest.mark.parametrize("path", FIELDS)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_whatever_a_value_is_it_is_taken_or_refused(text: ModelText, path: str, data: st.DataObject) -> None:
+    """No value of a field makes anything else than a valid request, or a refusal that can be shown."""
+    base, names = FIELDS[path]
+    body = {**base, **data.draw(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=3))}
+    request = Request(method=b"POST", target=path.encode(), headers=(), body=b"")
+    served = Served(("m",), {}, auto_tools=True)
+    try:
+        if path == EMBEDDINGS:
+            parse_embed(request, body, text=text, served=served, size=4)
+        else:
+            parse_generate(request, body, chat=path == CHAT, text=text, served=served)
+    except ApiError as error:
+        json.dumps(error.body())

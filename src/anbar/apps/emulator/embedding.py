@@ -18,7 +18,7 @@ from anbar.adapters.http.message import Answer, Request
 from anbar.adapters.vllm.block_hash import Identity
 from anbar.apps.emulator.answers import AnswerRules, Finish
 from anbar.apps.emulator.body import dump
-from anbar.apps.emulator.body_models import EMBED, fits, typed
+from anbar.apps.emulator.body_models import EMBED, EmbedInput, fits, typed
 from anbar.apps.emulator.errors import ApiError, Json, refused
 from anbar.apps.emulator.fields import check_generation_prompt, check_salt
 from anbar.apps.emulator.generate_request import Served, request_id
@@ -84,11 +84,12 @@ def _typed(body: Json) -> Json:
     is_chat = _is_chat(given) or (isinstance(given, list) and given and all(map(_is_chat, given)))
     if is_chat and "messages" not in body:
         body = {**body, "messages": given}
-    if body.get("messages"):
-        for kind in EMBED[1:3]:
-            found = fits(body, kind)
-            if found is not None:
-                return found
+    kinds = EMBED[1:3] + EMBED[:1] if body.get("messages") else EMBED[:3]
+    for kind in kinds:
+        found = fits(body, kind)
+        if found is not None:
+            found.pop("messages" if kind is EmbedInput else "input", None)
+            return found
     return typed(body, *EMBED)
 
 

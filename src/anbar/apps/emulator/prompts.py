@@ -3,7 +3,7 @@
 Source: vLLM 0.32 `renderers/online_renderer.py`, `renderers/hf.py`, `v1/engine/input_processor.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from anbar.adapters.vllm.chat_messages import Reason
@@ -23,6 +23,7 @@ _INCOMPATIBLE = (
     "you want the model to continue the final message, and add_generation_prompt when you want to add a "
     "header that will prompt it to start a new assistant message instead."
 )
+_NO_TEXT = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
 _TEXTS = {
     Reason.NO_TEMPLATE: "As of transformers v4.44, default chat template is no longer allowed, so you must "
     "provide a chat template if the tokenizer does not define one.",
@@ -44,7 +45,7 @@ def chat_prompt(body: Json, text: ModelText, *, answers: bool = True) -> tuple[i
     for message in cast(Sequence[Json], body["messages"]):
         if isinstance(message.get("content"), list):
             _check_parts(cast(Sequence[object], message["content"]), cast(str, body.get("model") or "model"))
-    return _ids(text.chat(body), text.max_model_len)
+    return _ids(text.chat, body, text.max_model_len)
 
 
 def _check_parts(parts: Sequence[object], model: str) -> None:
@@ -110,7 +111,7 @@ def completion_prompts(body: Json, text: ModelText, *, field: str = "prompt") ->
                 _check_chars(len(item), text)
         else:
             texts.append(_echo(cast(list[int], item), body, text))
-        prompts.append(_ids(text.completion({**body, "prompt": item}), text.max_model_len))
+        prompts.append(_ids(text.completion, {**body, "prompt": item}, text.max_model_len))
     if not all(prompts):
         raise ApiError(_EMPTY)
     return tuple(texts), tuple(prompts)
@@ -151,7 +152,13 @@ def check_vocabulary(prompts: Iterable[Sequence[int]], text: ModelText) -> None:
                 raise LateError(f"Token id {token} is out of vocabulary")
 
 
-def _ids(found: list[int] | NotReproducible, max_model_len: int) -> tuple[int, ...]:
+def _ids(
+    compute: Callable[[Json], list[int] | NotReproducible], body: Json, max_model_len: int
+) -> tuple[int, ...]:
+    try:
+        found = compute(body)
+    except TypeError as error:  # half a surrogate pair, which JSON allows, is no text to a tokenizer
+        raise ApiError(_NO_TEXT) from error
     if not isinstance(found, NotReproducible):
         return tuple(found)
     if found.reason is Reason.TOO_LONG:

@@ -72,7 +72,8 @@ class Rig:
     def lookup(self, key: OffloadKey, context: ReqContext) -> list[str]:
         """Answers step by step until one is final."""
         answers = []
-        for _ in range(200):
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
             answers.append(self.tier.lookup(key, context).name)
             if answers[-1] != "RETRY":
                 return sorted(set(answers), key=answers.index)
@@ -156,17 +157,17 @@ def outage(rig: Rig) -> object:
     rig.store.delay_s = 60.0
     first = rig.request("r")
     hung = rig.lookup(key(1), first)
-    started_s = time.monotonic()
+    num_calls = rig.store.num_calls
     refused = rig.lookup(key(2), first)
     stored = rig.run([key(3)], [3], first, load=False)
-    seconds = time.monotonic() - started_s
+    is_spared = rig.store.num_calls == num_calls
     state = rig.stats()["anbar_tier_breaker_state"]
     rig.store.delay_s = 0.0
     rig.clock.advance(1.0)
     second = rig.request("s")
     back = rig.lookup(key(1), second)
     closed = rig.stats()["anbar_tier_breaker_state"]
-    return [hung[-1], refused, stored.success, seconds < 0.2, state, back[-1], closed]
+    return [hung[-1], refused, stored.success, is_spared, state, back[-1], closed]
 
 
 def full(rig: Rig) -> object:

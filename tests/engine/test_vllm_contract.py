@@ -237,7 +237,8 @@ def test_the_beginning_of_a_prefix_is_stored_first(driven: dict[str, Any]) -> No
 
 
 def test_an_outage_costs_one_deadline(driven: dict[str, Any]) -> None:
-    """MISS after the deadline, then at once; stores are acknowledged; recovery without a restart."""
+    """MISS after the deadline, then without asking the store; stores are acknowledged; recovery without a
+    restart."""
     assert driven["outage"] == ["MISS", ["MISS"], True, True, 2, "MISS", 0]
 
 

@@ -110,18 +110,16 @@ def tool_calls(call: ForcedCall, text: str) -> list[Json]:
     return [_call(call.name, text_of(call.arguments))]
 
 
-def _call(name: str, arguments: str) -> Json:
-    return {
-        "id": f"chatcmpl-tool-{os.urandom(8).hex()}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+def _call(name: str, arguments: str, index: int | None = None) -> Json:
+    head = {"id": f"chatcmpl-tool-{os.urandom(8).hex()}", "type": "function"}
+    place = {} if index is None else {"index": index}
+    return {**head, **place, "function": {"name": name, "arguments": arguments}}
 
 
 def call_delta(call: ForcedCall, text: str, *, is_first: bool, is_last: bool) -> Json:
     """The `delta` of a chunk with a piece of a call's text. A required call comes whole in the last one."""
     if not call.is_named:
-        return {"tool_calls": [{**_call(call.name, text_of(call.arguments)), "index": 0}]} if is_last else {}
+        return {"tool_calls": [_call(call.name, text_of(call.arguments), 0)]} if is_last else {}
     if is_first:
-        return {"tool_calls": [{**_call(call.name, text), "index": 0}]}
+        return {"tool_calls": [_call(call.name, text, 0)]}
     return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}

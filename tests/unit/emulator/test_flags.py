@@ -87,6 +87,52 @@ def test_many_engines_are_numbered(model_dir: Path) -> None:
     assert planned(model_dir, "--count", "4", "--port", "65532")[-1].port == 65535
 
 
+def test_ports_of_the_systems_choice_stay_so(model_dir: Path) -> None:
+    """Each engine is given one of its own."""
+    events = json.dumps({**EVENTS, "endpoint": "tcp://*:0"})
+    for engine in planned(model_dir, "--count", "3", "--kv-events-config", events):
+        assert engine.events is not None
+        assert engine.events.endpoint == "tcp://*:0"
+
+
+@pytest.mark.parametrize("text", ["auto", "AUTO", "-1"])
+def test_the_longest_context_that_fits(model_dir: Path, text: str) -> None:
+    """The model's own where the blocks are enough for it, else what they hold."""
+    for num_blocks, longest in ((100_000, 8192), (65, 1024)):
+        argv = ("--max-model-len", text, "--num-gpu-blocks-override", str(num_blocks))
+        assert planned(model_dir, *argv)[0].shape.max_model_len == longest
+
+
+def test_odd_configurations_are_refused_by_name(tmp_path: Path, model_dir: Path) -> None:
+    """Numbers of the model's configuration that are none."""
+    for file in model_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for name, value in (("hidden_size", "large"), ("max_position_embeddings", [1]), ("hidden_size", 0)):
+        (tmp_path / "config.json").write_text(json.dumps({name: value}))
+        with pytest.raises(ConfigError, match=rf"config.json of the model: {name} is "):
+            planned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_seqs"),
+    [("cpu", 256), ("NVIDIA H200", 1024), ("NVIDIA A100-SXM4-80GB", 256), ("NVIDIA L4", 256)],
+)
+def test_a_step_is_as_large_as_vllms(tmp_path: Path, model_dir: Path, device: str, num_seqs: int) -> None:
+    """vLLM's defaults depend on the device: that of the default cost, or of the cost file, whose budget of
+    tokens comes along. Flags come first."""
+    (engine,) = planned(model_dir)
+    assert (engine.shape.max_num_seqs, engine.shape.max_num_batched_tokens) == (1024, 8192)
+    cost = EngineCost(tokens=TokenCurve(((1, 0.01), (100, 0.2))))
+    kind = EngineType("m", device, "float32", "0.32.0", 64, 4096, 3000)
+    file = tmp_path / "cost.json"
+    file.write_text(render(CostFile(kind, Measured("2026-01-01T00:00:00Z", "test", 1.0), cost)))
+    (engine,) = planned(model_dir, "--cost", str(file), "-tp", "2")
+    assert (engine.shape.max_num_seqs, engine.shape.max_num_batched_tokens) == (num_seqs, 3000)
+    sizes = ("--max-num-seqs", "7", "--max-num-batched-tokens", "1k")
+    (engine,) = planned(model_dir, "--cost", str(file), *sizes)
+    assert (engine.shape.max_num_seqs, engine.shape.max_num_batched_tokens) == (7, 1000)
+
+
 def test_as_vllm_spells_it(model_dir: Path) -> None:
     """Underscores, `=`, unambiguous beginnings, and the model as first argument."""
     flags = parse(
@@ -110,6 +156,7 @@ def test_environment(model_dir: Path) -> None:
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        "PYTHONHASHSEED": "7",
     }
     (engine,) = planned(model_dir, "--kv-events-config", json.dumps(EVENTS), **environ)
     assert engine.api_keys == ("secret",)
@@ -117,6 +164,7 @@ def test_environment(model_dir: Path) -> None:
     assert engine.runtime_loras
     assert engine.events is not None
     assert not engine.events.int_hashes
+    assert engine.hash_seed == "7"
 
 
 def test_sizes_follow_the_model(tmp_path: Path, model_dir: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from anbar.adapters.vllm.block_hash import Identity, block_hashes
+from anbar.adapters.vllm.block_hash import Identity, block_hashes, root_hash
 from anbar.apps.emulator.answers import Answer, AnswerRules, Writer
 from anbar.apps.emulator.faults import Fault, FaultBox, FaultKind, Scope
 from anbar.apps.emulator.histograms import Histogram, Page, request_tokens
@@ -109,6 +109,14 @@ def test_the_pace_can_change() -> None:
     assert pace.seconds(decode, SHAPE) == pytest.approx(0.5)
     assert pace.seconds(prefill, SHAPE) == pytest.approx(1.5)
     assert steady(front_s=2.0).front_seconds(1000) == 2.0
+
+
+def test_the_seed_is_in_every_hash(text: ModelText) -> None:
+    """Engines that are started with different seeds share no block."""
+    answer = Answer(text, Writer(text, 0).draw((5,), None, 0), AnswerRules(60, ignore_eos=True))
+    found = [TokenKeys(tuple(range(16)), answer, 4) for _ in range(2)]
+    found[1].root = root_hash("7")
+    assert not set(found[0].first(4)) & set(found[1].first(4))
 
 
 def test_keys_of_real_tokens(text: ModelText) -> None:

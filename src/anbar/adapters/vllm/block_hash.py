@@ -22,7 +22,7 @@ def root_hash(seed: str = DEFAULT_SEED) -> bytes:
     return _sha256(_dumps(seed, protocol=_PROTOCOL)).digest()
 
 
-_ROOT = root_hash()
+ROOT = root_hash()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,15 @@ PLAIN = Identity()
 
 
 def extend(
-    known: list[bytes], tokens: Sequence[int], block_size: int, num_blocks: int, identity: Identity = PLAIN
+    known: list[bytes],
+    tokens: Sequence[int],
+    block_size: int,
+    num_blocks: int,
+    identity: Identity = PLAIN,
+    root: bytes = ROOT,
 ) -> None:
     """Append the hashes of further full blocks of `tokens` to those of its first ones, up to `num_blocks`."""
-    parent = known[-1] if known else _ROOT
+    parent = known[-1] if known else root
     for index in range(len(known), num_blocks):
         block = tuple(tokens[index * block_size : (index + 1) * block_size])
         data = _dumps((parent, block, identity.tagged(index)), protocol=_PROTOCOL)

@@ -9,6 +9,7 @@ low 64 bits of its digest. Source: vLLM 0.32 `distributed/kv_events.py`.
 import asyncio
 import contextlib
 import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,6 +102,20 @@ def _as_array(event: WireEvent) -> list[object]:
             return ["AllBlocksCleared"]
 
 
+ANY_ADDRESS = "tcp://*:0"
+"""A port of the system's choice, on the address by which other machines know this one."""
+
+
+def _own_address() -> str:
+    """Of the interface that leads out; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of no host (RFC 5737)
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
 def binds(endpoint: str) -> bool:
     """Whether vLLM binds a publisher's address; it connects to any other."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
@@ -132,6 +147,8 @@ class Publisher:
         self.config = config
         self.next_seq = 0
         """The sequence number of the next batch."""
+        self.endpoint, self.replay_endpoint = config.endpoint, config.replay_endpoint
+        """With the ports that were given for `tcp://*:0`."""
         self.num_replays = 0
         self._topic = config.topic.encode()
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
@@ -150,11 +167,12 @@ class Publisher:
         pub.setsockopt(zmq.LINGER, 0)
         pub.setsockopt(zmq.SNDHWM, self.config.hwm)
         try:
-            self._open(pub, self.config.endpoint, listen=binds(self.config.endpoint))
+            endpoint = self.config.endpoint
+            self.endpoint = self._open(pub, endpoint, listen=binds(endpoint))
             if self.config.replay_endpoint:
                 router = self._router = self._context.socket(zmq.ROUTER)
                 router.setsockopt(zmq.LINGER, 0)
-                self._open(router, self.config.replay_endpoint, listen=True)
+                self.replay_endpoint = self._open(router, self.config.replay_endpoint, listen=True)
                 self._replaying = asyncio.get_running_loop().create_task(self._serve_replay(router))
         except WireError:
             await self.stop()
@@ -167,9 +185,9 @@ class Publisher:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._replaying
             self._replaying = None
-        for socket in (self._pub, self._router):
-            if socket is not None:
-                socket.close()
+        for opened in (self._pub, self._router):
+            if opened is not None:
+                opened.close()
         self._pub = self._router = None
         if self._context is not None:
             self._context.term()
@@ -201,15 +219,19 @@ class Publisher:
         """Remember a numbered batch for replay."""
         self._buffer.append((seq, payload))
 
-    def _open(self, socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", address: str, *, listen: bool) -> None:
+    def _open(self, opened: "zmq.Socket[bytes] | zmq.asyncio.Socket", address: str, *, listen: bool) -> str:
+        """The address, with what was chosen where it leaves host and port open."""
+        if listen and address == ANY_ADDRESS:
+            address = f"tcp://{_own_address()}:0"
         try:
-            socket.bind(address) if listen else socket.connect(address)
+            opened.bind(address) if listen else opened.connect(address)
         except zmq.ZMQError as error:
             raise WireError(f"KV events cannot be published at {address!r}: {error}") from error
         if listen and address.startswith("ipc://"):
             path = address.removeprefix("ipc://")
             with contextlib.suppress(OSError):  # an abstract name has no file
                 self._files.append((path, os.stat(path)))
+        return opened.getsockopt_string(zmq.LAST_ENDPOINT) if address.endswith(":0") else address
 
     async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
         while True:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anbar.adapters.vllm.block_hash import DEFAULT_SEED
 from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
 from anbar.core.errors import ConfigError
 
@@ -18,6 +19,10 @@ class Variable:
     def is_on(self, environ: Mapping[str, str]) -> bool:
         """Whether it is set to something like yes."""
         return environ.get(self.name, self.default).strip().lower() in ("1", "true")
+
+    def text(self, environ: Mapping[str, str]) -> str:
+        """Its value."""
+        return environ.get(self.name, self.default)
 
     def number(self, environ: Mapping[str, str]) -> int:
         """Its value from 1 up. ConfigError for anything else."""
@@ -42,8 +47,11 @@ INT_HASHES = Variable(
 )
 NUM_SEQUENCES = Variable("VLLM_MAX_N_SEQUENCES", str(MAX_N), "the largest `n` of a request")
 NUM_PROMPTS = Variable("VLLM_MAX_COMPLETION_PROMPTS", str(MAX_PROMPTS), "the most prompts of one completion")
+HASH_SEED = Variable(
+    "PYTHONHASHSEED", DEFAULT_SEED, "what block hashes begin from: equal for engines that share KV"
+)
 
-VARIABLES = (API_KEY, DEV_MODE, RUNTIME_LORAS, INT_HASHES, NUM_SEQUENCES, NUM_PROMPTS)
+VARIABLES = (API_KEY, DEV_MODE, RUNTIME_LORAS, INT_HASHES, NUM_SEQUENCES, NUM_PROMPTS, HASH_SEED)
 
 
 def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:

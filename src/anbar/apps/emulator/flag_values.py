@@ -62,6 +62,11 @@ def amount(text: str) -> int:
     return value
 
 
+def length(text: str) -> int:
+    """An amount; `auto` and -1 are vLLM's -1."""
+    return -1 if text.strip().lower() in ("auto", "-1") else amount(text)
+
+
 def json_object(text: str) -> Mapping[str, Any]:
     """An object of JSON."""
     try:

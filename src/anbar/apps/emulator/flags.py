@@ -17,6 +17,7 @@ from anbar.apps.emulator.flag_values import (
     MAX_PORT,
     amount,
     json_object,
+    length,
     lora,
     member,
     runner,
@@ -30,6 +31,10 @@ MAX_COUNT = 256
 """Engines of one process: they share one core, and each has its sockets."""
 BLOCK_SIZE = 16
 """vLLM's default on a GPU."""
+AUTO_LEN = -1
+"""vLLM's own number for `--max-model-len auto`: as long as the model's, or as fits."""
+NUM_SEQS, NUM_BATCHED_TOKENS = 1024, 8192
+"""vLLM's defaults of a server on an H100."""
 NUM_BLOCKS = 16_384
 """Where no flag says how large the device cache is: what an H100 has beside an 8B model, rounded down."""
 MAX_MODEL_LEN = 8192
@@ -52,8 +57,8 @@ class Flags:
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
     max_model_len: int | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     enable_prefix_caching: bool
     tensor_parallel_size: int
     dtype: str
@@ -89,17 +94,12 @@ def parse(argv: Sequence[str]) -> Flags:
     found, rest = _parser().parse_known_args(arguments)
     values = vars(found)
     flags = _ignored(arguments, rest)
-    model = values["model"]
-    task = values.pop("task")
-    wanted = Runner.POOLING if task in ("embed", "embedding") else values.pop("runner")
-    names = tuple(values.pop("served_model_name") or ())
-    keys = tuple(values.pop("api_key") or ())
-    loras = dict(values.pop("lora_modules") or ())
-    values = {name: value for name, value in values.items() if name not in ("model", "runner")}
-    return Flags(
-        model=model, served_model_name=names, api_key=keys, lora_modules=loras, runner=wanted, ignored=flags,
-        **values,
-    )  # fmt: skip
+    if values.pop("task") in ("embed", "embedding"):
+        values["runner"] = Runner.POOLING
+    for name in ("served_model_name", "api_key"):
+        values[name] = tuple(values[name] or ())
+    values["lora_modules"] = dict(values["lora_modules"] or ())
+    return Flags(**values, ignored=flags)
 
 
 def _ignored(arguments: Sequence[str], rest: Sequence[str]) -> tuple[str, ...]:
@@ -198,10 +198,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
                         f"the device; default: {NUM_BLOCKS}, or more if the context needs them")  # fmt: skip
     engine.add_argument("--kv-cache-memory-bytes", type=amount, metavar="BYTES",
                         help="KV of each GPU, in place of blocks; default: not used")  # fmt: skip
-    engine.add_argument("--max-model-len", type=amount, metavar="TOKENS", help="of a prompt and its answer; "
-                        f"default: max_position_embeddings of config.json, else {MAX_MODEL_LEN}")  # fmt: skip
-    engine.add_argument("--max-num-seqs", type=whole(1), default=256, help="sequences in one step")
-    engine.add_argument("--max-num-batched-tokens", type=amount, default=2048, help="tokens in one step")
+    engine.add_argument("--max-model-len", type=length, metavar="TOKENS", help="of a prompt and its answer; "
+                        "auto, -1: what fits into the blocks at most; default: max_position_embeddings of "
+                        f"config.json, else {MAX_MODEL_LEN}")  # fmt: skip
+    engine.add_argument("--max-num-seqs", type=whole(1), help=f"sequences in one step; default: {NUM_SEQS}, "
+                        "with a cost file vLLM's of its device")  # fmt: skip
+    engine.add_argument("--max-num-batched-tokens", type=amount, help="tokens in one step; default: "
+                        f"{NUM_BATCHED_TOKENS}, or the cost file's")  # fmt: skip
     engine.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True,
                         help="keep and reuse KV of equal beginnings")  # fmt: skip
     engine.add_argument("--tensor-parallel-size", "-tp", type=whole(1), default=1,

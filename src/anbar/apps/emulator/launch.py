@@ -6,17 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anbar.apps.calibrate.files import read_cost_file
 from anbar.apps.emulator import environment, json_flags
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.emulator.flag_values import MAX_PORT
-from anbar.apps.emulator.flags import BLOCK_SIZE, MAX_MODEL_LEN, NO_COST, NUM_BLOCKS, Flags
+from anbar.apps.emulator.flags import (
+    AUTO_LEN,
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    NO_COST,
+    NUM_BATCHED_TOKENS,
+    NUM_BLOCKS,
+    NUM_SEQS,
+    Flags,
+)
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.core.cost import EngineCost
 from anbar.core.cost_file import EngineType
-from anbar.core.cost_file import parse as parse_cost
 from anbar.core.errors import ConfigError
 from anbar.plan import kv_size
 from anbar.sim.engine.shape import EngineShape
+
+_EMBEDDING_SIZE = 384
+"""Where the model's configuration does not say it."""
+_LARGE_DEVICES = ("H100", "H200", "H20", "B200", "B300", "MI300", "MI325", "MI350", "MI355")
+"""Of 70 GiB and more, but for the A100."""
 
 
 def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[EngineSettings]:
@@ -34,7 +48,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         served_names=flags.served_model_name or (flags.model or model_dir.name,),
         loras=flags.lora_modules,
         runner=flags.runner,
-        embedding_size=int(config.get("hidden_size") or 384),
+        embedding_size=_size(config, "hidden_size") or _EMBEDDING_SIZE,
         host=flags.host,
         port=flags.port,
         api_keys=flags.api_key or environment.api_keys(environ),
@@ -55,6 +69,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         max_n=environment.NUM_SEQUENCES.number(environ),
         max_prompts=environment.NUM_PROMPTS.number(environ),
         track_load=flags.enable_server_load_tracking,
+        hash_seed=environment.HASH_SEED.text(environ),
     )
     return [_numbered(settings, index) for index in range(flags.count)]
 
@@ -77,10 +92,9 @@ def _cost(name: str | None) -> tuple[EngineCost, EngineType | None]:
     if name == NO_COST:
         return EngineCost(), None
     try:
-        text = Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--cost {name}: cannot be read: {error}") from error
-    content = parse_cost(text, name)
+        content = read_cost_file(Path(name))
+    except ConfigError as error:
+        raise ConfigError(f"--cost {error}") from error
     if not content.cost.tokens.points:
         text = f"--cost {name}: cost.tokens is [], allowed: at least two pairs"
         raise ConfigError(f"{text} (steps that take no time: --cost {NO_COST})")
@@ -89,27 +103,49 @@ def _cost(name: str | None) -> tuple[EngineCost, EngineType | None]:
 
 def _shape(flags: Flags, config: Mapping[str, Any], measured: EngineType | None) -> EngineShape:
     block_size = flags.block_size or (measured.block_size if measured is not None else BLOCK_SIZE)
-    longest = flags.max_model_len or int(config.get("max_position_embeddings") or MAX_MODEL_LEN)
+    own = _size(config, "max_position_embeddings") or MAX_MODEL_LEN
+    longest = own if flags.max_model_len in (None, AUTO_LEN) else flags.max_model_len
     token_bytes = _token_bytes(config, flags.dtype, measured)
     least = -(-longest // block_size) + 1
     num_blocks = flags.num_gpu_blocks_override
     if num_blocks is None and flags.kv_cache_memory_bytes is not None:
         num_blocks = flags.kv_cache_memory_bytes * flags.tensor_parallel_size // (token_bytes * block_size)
-        if num_blocks < least:
+        if num_blocks < (2 if flags.max_model_len == AUTO_LEN else least):
             least_bytes = -(-least * token_bytes * block_size // flags.tensor_parallel_size)
             raise ConfigError(
                 f"--kv-cache-memory-bytes {flags.kv_cache_memory_bytes} is room for {num_blocks} blocks of "
                 f"{block_size} tokens, too few for --max-model-len {longest}; allowed: from {least_bytes} up"
             )
+    if num_blocks is None:
+        num_blocks = max(NUM_BLOCKS, least)
+    elif flags.max_model_len == AUTO_LEN:
+        longest = min(longest, (num_blocks - 1) * block_size)
+    num_tokens = measured.max_num_batched_tokens if measured is not None else NUM_BATCHED_TOKENS
     return EngineShape(
         block_size=block_size,
-        num_blocks=num_blocks if num_blocks is not None else max(NUM_BLOCKS, least),
-        max_num_seqs=flags.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens,
+        num_blocks=num_blocks,
+        max_num_seqs=flags.max_num_seqs or _num_seqs(measured, flags.tensor_parallel_size),
+        max_num_batched_tokens=flags.max_num_batched_tokens or num_tokens,
         max_model_len=longest,
         prefix_caching=flags.enable_prefix_caching,
         kv_bytes_per_token=token_bytes,
     )
+
+
+def _num_seqs(measured: EngineType | None, num_workers: int) -> int:
+    """vLLM's default of a server on that device (`EngineArgs.get_batch_defaults`); of the default costs' when
+    there is none."""
+    if measured is None or any(name in measured.device.upper() for name in _LARGE_DEVICES):
+        return NUM_SEQS
+    return 128 * num_workers if measured.device == "cpu" else 256
+
+
+def _size(config: Mapping[str, Any], name: str) -> int | None:
+    """A number of the model's configuration; None when it is not there."""
+    value = config.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"config.json of the model: {name} is {value!r}, allowed: whole numbers from 1 up")
+    return value
 
 
 def _token_bytes(config: Mapping[str, Any], dtype: str, measured: EngineType | None) -> int:
@@ -150,6 +186,8 @@ def _next(address: str, index: int) -> str:
     base, _, port = address.rpartition(":")
     if not port.isdigit():
         raise ConfigError(f"--kv-events-config: {address!r} has no port that could be numbered")
+    if not int(port):
+        return address  # each is given one
     if int(port) + index > MAX_PORT:
         raise ConfigError(
             f"--kv-events-config: {address!r} counted up for --count goes beyond port {MAX_PORT}"

@@ -44,7 +44,7 @@ def render(model: str, engine: Engine, stats: RequestStats, gauges: Gauges, slee
     """The page as the engine serves it; `sleep_level` None: awake."""
     page = Page({"engine": "0", "model_name": model})
     _gauges(page, gauges, sleep_level)
-    _totals(page, engine)
+    _totals(page, engine, stats)
     _by_source(page, engine, stats)
     if engine.connector is not None:
         _copies(page, stats)
@@ -76,7 +76,7 @@ def _gauges(page: Page, gauges: Gauges, sleep_level: int | None) -> None:
     page.sample("vllm:kv_cache_usage_perc", gauges.usage)
 
 
-def _totals(page: Page, engine: Engine) -> None:
+def _totals(page: Page, engine: Engine, stats: RequestStats) -> None:
     counters = engine.counters
     values = {
         "prefix_cache_queries": counters.num_prefix_queries,
@@ -86,7 +86,7 @@ def _totals(page: Page, engine: Engine) -> None:
         "num_preemptions": counters.num_preemptions,
         "prompt_tokens": counters.num_prompt,
         "prompt_tokens_cached": counters.num_prompt_device_hit + counters.num_prompt_external_hit,
-        "generation_tokens": counters.num_generated,
+        "generation_tokens": stats.num_generated(counters),
     }
     for name, text in _TOTALS.items():
         page.family(f"vllm:{name}_total", "counter", text)

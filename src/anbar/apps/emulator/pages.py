@@ -61,14 +61,14 @@ class Pages:
 
     def event_sources(self, _: Request) -> Answer:
         """Where the KV events are, by data-parallel rank."""
-        events = self._state.settings.events
-        if events is None:
+        events, publisher = self._state.settings.events, self._state.publisher
+        if events is None or publisher is None:
             return answer({})
         source = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": events.endpoint,
-            "replay_endpoint": events.replay_endpoint or None,
+            "endpoint": publisher.endpoint,
+            "replay_endpoint": publisher.replay_endpoint or None,
             "buffer_steps": events.buffer_steps,
             "hwm": events.hwm,
             "max_queue_size": events.max_queue_size,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anbar.adapters.vllm.block_hash import PLAIN, Identity, extend
+from anbar.adapters.vllm.block_hash import PLAIN, ROOT, Identity, extend
 from anbar.apps.emulator.answers import Answer
 from anbar.apps.emulator.transfer_params import NOTHING, TransferParams
 from anbar.core.ids import RequestId
@@ -15,7 +15,7 @@ class TokenKeys:
 
     __slots__ = (
         *("_answer", "_hashes", "_num_prompt_tokens", "_tokens", "block_size", "identity", "lora_id"),
-        "session",
+        *("root", "session"),
     )
 
     def __init__(
@@ -30,6 +30,8 @@ class TokenKeys:
         self.identity = identity
         self.lora_id: int | None = None
         """vLLM's number of the adapter in `identity`."""
+        self.root = ROOT
+        """The parent of the first block."""
         self.session: str | None = None
         """The request's `session_id`, which events repeat."""
 
@@ -37,7 +39,7 @@ class TokenKeys:
         """The hashes of the first `num_blocks` full blocks, which may reach into the answer."""
         if len(self._hashes) < num_blocks:
             end = num_blocks * self.block_size
-            extend(self._hashes, self._first(end), self.block_size, num_blocks, self.identity)
+            extend(self._hashes, self._first(end), self.block_size, num_blocks, self.identity, self.root)
         return self._hashes if len(self._hashes) == num_blocks else self._hashes[:num_blocks]
 
     def tokens(self, first_block: int, num_blocks: int) -> list[int]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from anbar.adapters.http.message import Answer, Header, Request
 from anbar.adapters.http.server import Exchange
@@ -38,6 +38,8 @@ _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _UNKNOWN = "(unknown)"
 """In the counts of requests: clients may make up any number of paths."""
 
+_TOKENIZE = ("/tokenize", "/detokenize")
+
 _LONG_BODY_BYTES = 16 * 1024
 """From here on tokenizing takes milliseconds, and is done on a thread, beside the event loop."""
 
@@ -50,6 +52,7 @@ class Work(Protocol):
     def abandon(self) -> None: ...
 
 
+T = TypeVar("T")
 Begin = Callable[[], Work]
 Parse = Callable[[Request, Sink, Seen], Begin]
 """Validates a request, on a thread when it is long; what it returns makes the work, on the event loop."""
@@ -181,7 +184,9 @@ class Service:
         request = call.sink.exchange.request
         self._authenticate(request, call.path)
         page = self._pages.get(request.method, {}).get(call.path)
-        if page is not None:
+        if page is not None and call.path in _TOKENIZE and len(request.body) >= _LONG_BODY_BYTES:
+            self._aside(call, partial(page, request), lambda answer: _send(call, cast(Answer, answer)))
+        elif page is not None:
             answer = page(request)
             if isinstance(answer, Answer):
                 _send(call, answer)
@@ -218,12 +223,16 @@ class Service:
         if len(request.body) < _LONG_BODY_BYTES:
             _start(read(), exchange)
             return
-        task = asyncio.get_running_loop().create_task(self._read_long(call, read))
+        self._aside(call, read, lambda begin: _start(begin, exchange))
+
+    def _aside(self, call: _Call, read: Callable[[], T], go_on: Callable[[T], None]) -> None:
+        """Read a long request on a thread, and go on here."""
+        task = asyncio.get_running_loop().create_task(self._read_long(call, read, go_on))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _read_long(self, call: _Call, read: Callable[[], Begin]) -> None:
-        outcome: Begin | Exception
+    async def _read_long(self, call: _Call, read: Callable[[], T], go_on: Callable[[T], None]) -> None:
+        outcome: T | Exception
         try:
             outcome = await asyncio.to_thread(read)
         except Exception as error:  # noqa: BLE001 - raised again under the request's supervisor
@@ -234,7 +243,7 @@ class Service:
         def begin(call: _Call) -> None:
             if isinstance(outcome, Exception):
                 raise outcome
-            _start(outcome, call.sink.exchange)
+            go_on(outcome)
 
         self._guard(call, begin)
 

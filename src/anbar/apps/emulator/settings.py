@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from anbar.adapters.vllm.block_hash import DEFAULT_SEED
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
 from anbar.core.cost import EngineCost
@@ -71,6 +72,8 @@ class EngineSettings:
     """`VLLM_MAX_COMPLETION_PROMPTS`: the most prompts of one completion."""
     track_load: bool = False
     """`--enable-server-load-tracking`: /load counts requests."""
+    hash_seed: str = DEFAULT_SEED
+    """`PYTHONHASHSEED`: what block hashes begin from."""
 
     def __post_init__(self) -> None:
         shape = self.shape

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
+from anbar.adapters.vllm.block_hash import root_hash
 from anbar.apps.emulator.answers import Answer, AnswerRules, Finish, Writer
 from anbar.apps.emulator.faults import FaultBox
 from anbar.apps.emulator.generate_request import Served
@@ -18,7 +19,7 @@ from anbar.apps.emulator.metrics import NO_LOAD, Gauges
 from anbar.apps.emulator.pacing import LivePace, ModelClock
 from anbar.apps.emulator.records import Records
 from anbar.apps.emulator.sequence import SequencePlan, SequenceRun, TokenKeys
-from anbar.apps.emulator.settings import EngineSettings
+from anbar.apps.emulator.settings import EngineSettings, Runner
 from anbar.apps.emulator.spoiled_events import EventFaults, SpoilingPublisher
 from anbar.apps.emulator.stats import RequestStats
 from anbar.apps.emulator.text import load_text
@@ -99,6 +100,7 @@ class EngineState:
             settings.max_n,
             settings.max_prompts,
         )
+        self._root = root_hash(settings.hash_seed)
         self._numbers = itertools.count()
         self._adapter_numbers = itertools.count(1)
         self._life: Life | None = None
@@ -131,7 +133,8 @@ class EngineState:
         # The pace stands for the cost that it has at the moment.
         engine = Engine(settings.shape, cast(StepCost, self.pace), Tiers(settings.host_tier, settings.shared))
         clock = ModelClock(asyncio.get_running_loop(), settings.speed)
-        stats = RequestStats(settings.shape.max_model_len, settings.speed)
+        generates = settings.runner is Runner.GENERATE
+        stats = RequestStats(settings.shape.max_model_len, settings.speed, generates=generates)
         self._life = Life(engine, EngineLoop(engine, clock, self), stats, publisher)
         self._load_configured()
         self.started_s = int(time.time())
@@ -177,7 +180,7 @@ class EngineState:
     ) -> SequenceRun:
         """A sequence of this life, not submitted yet."""
         keys = TokenKeys(plan.prompt, plan.answer, self.settings.shape.block_size, plan.identity)
-        keys.session = plan.session
+        keys.session, keys.root = plan.session, self._root
         if plan.identity.lora is not None:
             adapter = self.adapters.get(plan.identity.lora)
             keys.lora_id = adapter.id if adapter is not None else None

@@ -15,6 +15,7 @@ from anbar.apps.emulator.histograms import (
 )
 from anbar.apps.emulator.sequence import SequenceRun
 from anbar.core.cost import CopyCost, EngineCost
+from anbar.sim.engine.counters import Counters
 from anbar.sim.engine.shape import EngineShape
 from anbar.sim.engine.step import Step, StepResult
 
@@ -48,8 +49,10 @@ class RequestStats:
     """Histograms, finish reasons and copies. Times of the model's clock are shown as they passed: divided by
     `speed`."""
 
-    def __init__(self, max_model_len: int, speed: float) -> None:
+    def __init__(self, max_model_len: int, speed: float, *, generates: bool = True) -> None:
+        """`generates` False: of a pooling model, whose answers vLLM counts as no tokens."""
         self._speed = speed
+        self._generates = generates
         self.loaded = Copies()
         self.stored = Copies()
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
@@ -108,7 +111,7 @@ class RequestStats:
         num_tokens = 0
         for output in result.outputs:
             request = output.request
-            num_tokens += output.num_tokens
+            num_tokens += output.num_tokens if self._generates else 0
             if request.num_generated == output.num_tokens:
                 num_tokens += request.num_prompt_tokens - request.num_cached_tokens
         self._iteration.observe(num_tokens)
@@ -141,13 +144,20 @@ class RequestStats:
         self._phases["inference"].observe((times.last_token_s - times.scheduled_s) / speed)
         self._phases["prefill"].observe((times.first_token_s - times.scheduled_s) / speed)
         self._phases["decode"].observe(decode_s / speed)
-        num_generated = request.num_generated
+        num_generated = request.num_generated if self._generates else 0
         self._tpot.observe(decode_s / speed / (num_generated - 1) if num_generated > 1 else 0.0)
         self._preemptions.observe(request.num_preemptions)
         self._computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
         self._prompt.observe(request.num_prompt_tokens)
         self._generation.observe(num_generated)
-        self._max_tokens.observe(max_tokens)
+        if self._generates:
+            self._max_tokens.observe(max_tokens)
+        else:
+            self.prompt_finished(1, 0)
+
+    def num_generated(self, counters: Counters) -> int:
+        """Tokens as vLLM counts them."""
+        return counters.num_generated if self._generates else 0
 
     def prompt_finished(self, n: int, most_generated: int) -> None:
         """All sequences of one prompt ended."""

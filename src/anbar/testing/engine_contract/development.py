@@ -23,7 +23,7 @@ from anbar.testing.engine_contract.target import (
 _AWAKE = {"status": "awake", "tags": None}
 _A_WHILE_S = 0.5
 """How long an engine that is asleep is watched."""
-_FEW = 40
+_FEW = 24
 """Tokens of an answer that is waited for."""
 
 

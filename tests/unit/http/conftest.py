@@ -16,6 +16,11 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """uvloop does not let the exception through by which pytest-timeout ends a test that hangs."""
+    item.add_marker(pytest.mark.timeout(method="thread"))
+
+
 @pytest.fixture
 async def pool_of() -> AsyncIterator[PoolOf]:
     """Makes pools for the engine at a port. None of their connections outlives the test."""

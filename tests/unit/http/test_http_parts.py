@@ -13,7 +13,7 @@ from anbar.adapters.http.usage import TAIL_BYTES, Tail, Usage, find_usage
 
 
 async def test_deadline_moves_later_and_earlier() -> None:
-    """Set three times: only the last counts; cleared or closed: it does not fire."""
+    """Set again: only the last counts; cleared or closed: it does not fire."""
     timers = ManualTimers()
     fired: list[float] = []
     deadline = Deadline(timers, lambda: fired.append(timers.time()))
@@ -25,13 +25,17 @@ async def test_deadline_moves_later_and_earlier() -> None:
     assert fired == []
     timers.advance(60)
     assert fired == [began_s + 5]
+    deadline.set(50)
+    deadline.set(5)
+    timers.advance(5)
+    assert len(fired) == 2
     deadline.set(1)
     deadline.clear()
     timers.advance(100)
     deadline.set(1)
     deadline.close()
     timers.advance(100)
-    assert len(fired) == 1
+    assert len(fired) == 2
 
 
 def test_headers_that_end_here() -> None:

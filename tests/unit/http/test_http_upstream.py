@@ -196,7 +196,7 @@ async def test_first_byte_timeout_counts_to_the_body(pool_of: PoolOf, beginning:
 
     async with engine(script) as port:
         with pytest.raises(UpstreamTimeout):
-            await pool_of(port).ask(REQUEST, b"ab", first_byte_timeout_s=0.1)
+            await within(pool_of(port).ask(REQUEST, b"ab", first_byte_timeout_s=0.1))
         await within(closed.wait())
 
 

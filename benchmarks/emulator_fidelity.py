@@ -1,10 +1,10 @@
 """emulator-fidelity: how far the engine model is from the engine it was calibrated on.
 
-A real engine is calibrated; then a trace that calibration has not seen (shared system prompts, arrivals at
-random, several requests at once, answers of many lengths) is played to it several times, with new tokens each
-time, and at the calibrated cost to the engine model in virtual time and to an emulated engine over HTTP. Each
-run plays the trace twice: as its requests arrive, for TTFT, and all at once, for throughput: at the pace of
-arrivals that would be the pace of arrivals.
+A real engine is calibrated; before and after that a trace of which calibration knows nothing (shared system
+prompts, arrivals at random, several requests at once, answers of many lengths) is played to it several times,
+with new tokens each time, and at the calibrated cost to the engine model in virtual time and to an emulated
+engine over HTTP. Each run plays the trace twice: as its requests arrive, for TTFT, and all at once, for
+throughput: at the pace of arrivals that would be the pace of arrivals.
 
 Compared with the median of the real runs; allowed is 15 %, or twice what the real engine differs from itself
 (the distance of the quartiles of its runs). A machine on which that is more than 15 % tells nothing, and the
@@ -159,6 +159,7 @@ async def play_at(url: str, trace: Sequence[Shape], seed: int) -> Outcome:
     """The trace on the engine behind `url`."""
     async with aclosing(EngineClient(url)) as client:
         token_ids = sorted(set(await client.tokenize(TEXT)))
+        await client.run([Ask(tuple(token_ids[:8]), 2)])  # what happens only once is not measured
         return await play(trace, token_ids, seed, client.run)
 
 
@@ -216,28 +217,31 @@ class Runs:
 
 
 def measure(url: str, options: argparse.Namespace, directory: Path) -> Runs:
-    """Calibrate and play; `directory` is the model's. The emulator plays amid the real runs: a machine that
-    gets slower meanwhile does so for both."""
+    """Calibrate and play; `directory` is the model's. Calibration lies amid the real runs: a machine that
+    gets slower or faster meanwhile is compared with itself."""
     given = Given(device="cpu", dtype="float32")
+    trace = make_trace(random.Random(SEED), options.requests)
+    real: list[Outcome] = []
 
     def say(stage: str, _: float) -> None:
         print(stage, flush=True)
 
+    def play_real(runs: int) -> None:
+        for _ in range(runs):
+            real.append(asyncio.run(play_at(url, trace, 1000 + len(real))))
+            say(f"real, run {len(real)} of {options.runs}: {real[-1]}", 0.0)
+
+    play_real(options.runs // 2)
     calibration = asyncio.run(calibrate_url(url, None, given, QUICK if options.quick else FULL, say))
     content = calibration.content
     if options.cost is not None:
         write_cost_file(options.cost, content)
-    trace = make_trace(random.Random(SEED), options.requests)
-    model_run = asyncio.run(play_model(trace, content))
-    print(f"model: {model_run}", flush=True)
-    real: list[Outcome] = []
-    for number in range(options.runs):
-        if number == options.runs // 2:
-            emulated = asyncio.run(play_emulated(trace, content, directory))
-            print(f"emulator: {emulated}", flush=True)
-        real.append(asyncio.run(play_at(url, trace, 1000 + number)))
-        print(f"real, run {number + 1} of {options.runs}: {real[-1]}", flush=True)
-    return Runs(calibration, trace, real, model_run, emulated)
+    play_real(options.runs - len(real))
+    modelled = asyncio.run(play_model(trace, content))
+    say(f"model: {modelled}", 1.0)
+    emulated = asyncio.run(play_emulated(trace, content, directory))
+    say(f"emulator: {emulated}", 1.0)
+    return Runs(calibration, trace, real, modelled, emulated)
 
 
 def by_case(calibration: Calibration) -> dict[str, list[float]]:

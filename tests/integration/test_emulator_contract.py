@@ -102,3 +102,10 @@ async def test_tiers(check: Check, tokenizer_dir: Path, socket_dir: Path) -> Non
     )
     skipped = {"check_blocks_computed_again", "check_adapter_events"}
     await held(check, settings, skipped, offloads=True)
+
+
+@pytest.mark.parametrize("check", [check for check in ALL if "tool" in named(check)], ids=named)
+async def test_tools(check: Check, tokenizer_dir: Path) -> None:
+    """What is refused of tools is refused as well by an engine that finds calls of them in answers."""
+    settings = EngineSettings(tokenizer_dir, port=0, prompt_tokens_details=True, shape=SHAPE, auto_tools=True)
+    await held(check, settings, {"check_tools_need_a_parser"}, auto_tools=True)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from anbar.adapters.vllm.kv_publish import PublisherConfig
-from anbar.apps.emulator import EmulatedEngine, EngineSettings
+from anbar.apps.emulator import EmulatedEngine, EngineSettings, steady
 from anbar.apps.emulator.settings import Runner
 
 from .client import call
@@ -44,6 +44,23 @@ async def test_embeddings_generate_nothing(model_dir: Path) -> None:
         assert await _sums(engine, *names) == [(2, 0), (0, 0)]
         _, page = await call(engine, "/metrics")
         assert re.search(r"^vllm:generation_tokens_total{[^}]*} 0.0$", page, re.MULTILINE)
+
+
+async def test_adapters_that_run(model_dir: Path) -> None:
+    """Without adapters there is no such family; with them, who ran and that nobody does any more."""
+    family, asked = "# TYPE vllm:lora_requests_info gauge", {"prompt": "a", "max_tokens": 1, "model": "ad"}
+    async with EmulatedEngine(EngineSettings(model_dir=model_dir, port=0)) as engine:
+        assert family not in (await call(engine, "/metrics"))[1]
+    cost = steady(step_s=0.001)  # else three tokens are one step
+    settings = EngineSettings(model_dir=model_dir, port=0, loras={"ad": "/x"}, cost=cost)
+    async with EmulatedEngine(settings) as engine:
+        assert family in (await call(engine, "/metrics"))[1]
+        assert (await call(engine, "/v1/completions", {**asked, "max_tokens": 3}))[0] == 200
+        _, page = await call(engine, "/metrics")
+        shown = re.findall(r"^vllm:lora_requests_info{(.*)} (\S+)$", page, re.MULTILINE)
+        names = 'max_lora="1",running_lora_adapters="{}",waiting_lora_adapters=""'
+        assert {labels for labels, _ in shown} == {names.format("ad"), names.format("")}
+        assert all(float(at_s) >= engine.started_s for _, at_s in shown)
 
 
 async def test_continuous_usage_is_of_one_prompt(model_dir: Path) -> None:

@@ -66,6 +66,16 @@ class EngineLoop:
         """Nothing is under way, so that nothing will be said either."""
         return self._wake is None and self._step is None
 
+    def adapters(self) -> tuple[str, str]:
+        """Of requests that run and that wait, by name, with commas between."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for run in self._runs.values():
+            request, name = run.request, run.keys.identity.lora
+            if name is not None and request.num_generated < request.num_answer_tokens:
+                (running if run.times.scheduled_s >= 0 else waiting).add(name)
+        return ",".join(sorted(running)), ",".join(sorted(waiting))
+
     def submit(self, run: SequenceRun) -> None:
         """A sequence joins the waiting queue."""
         if self._is_pausing:

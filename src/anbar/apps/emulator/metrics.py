@@ -40,8 +40,16 @@ class Gauges:
 NO_LOAD = Gauges()
 
 
-def render(model: str, engine: Engine, stats: RequestStats, gauges: Gauges, sleep_level: int | None) -> bytes:
-    """The page as the engine serves it; `sleep_level` None: awake."""
+def render(
+    model: str,
+    engine: Engine,
+    stats: RequestStats,
+    gauges: Gauges,
+    sleep_level: int | None,
+    adapters: Mapping[tuple[str, str], float] | None,
+) -> bytes:
+    """The page as the engine serves it; `sleep_level` None: awake; `adapters` None: it serves none, else when
+    these ran and these waited."""
     page = Page({"engine": "0", "model_name": model})
     _gauges(page, gauges, sleep_level)
     _totals(page, engine, stats)
@@ -54,6 +62,12 @@ def render(model: str, engine: Engine, stats: RequestStats, gauges: Gauges, slee
         page.bare(name, 0, {"model_name": model, "reason": reason})
     for histogram in stats.histograms():
         page.histogram(histogram)
+    if adapters is not None:
+        name = "vllm:lora_requests_info"
+        page.family(name, "gauge", "Running stats on lora requests.")
+        for (running, waiting), at_s in adapters.items():
+            labels = {"running_lora_adapters": running, "waiting_lora_adapters": waiting}
+            page.bare(name, at_s, {"max_lora": "1", **labels})
     _cache_config(page, engine)
     return page.render()
 

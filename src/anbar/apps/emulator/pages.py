@@ -45,9 +45,9 @@ class Pages:
         """What Prometheus reads."""
         state = self._state
         life = state.life
-        page = metrics.render(
-            state.settings.served_names[0], life.engine, life.stats, life.gauges, life.sleep_level
-        )
+        adapters = life.adapters if state.settings.serves_adapters else None
+        name = state.settings.served_names[0]
+        page = metrics.render(name, life.engine, life.stats, life.gauges, life.sleep_level, adapters)
         return Answer(200, page, ((b"content-type", metrics.CONTENT_TYPE),))
 
     def models(self, _: Request) -> Answer:

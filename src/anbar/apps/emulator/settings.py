@@ -75,6 +75,11 @@ class EngineSettings:
     hash_seed: str = DEFAULT_SEED
     """`PYTHONHASHSEED`: what block hashes begin from."""
 
+    @property
+    def serves_adapters(self) -> bool:
+        """Now or later."""
+        return bool(self.loras) or self.runtime_loras
+
     def __post_init__(self) -> None:
         shape = self.shape
         if shape.max_model_len > (shape.num_blocks - 1) * shape.block_size:

@@ -67,6 +67,8 @@ class Life:
     asleep: set[str] = field(default_factory=set)
     """Parts of the memory that have not been woken."""
     gauges: Gauges = NO_LOAD
+    adapters: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When these adapters last ran and these waited, in seconds since 1970."""
     coming: dict[RequestId, asyncio.TimerHandle] = field(default_factory=dict)
     """Sequences that are still in front of the engine."""
 
@@ -287,6 +289,8 @@ class EngineState:
     def _take_gauges(self) -> None:
         engine = self.life.engine
         self.life.gauges = Gauges(engine.num_running, engine.num_waiting, engine.usage)
+        if self.settings.serves_adapters:
+            self.life.adapters[self.life.loop.adapters()] = time.time()
 
     def tokens(self, run: SequenceRun, at_s: float) -> None:
         self.stats.tokens(run, at_s)

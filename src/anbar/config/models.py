@@ -311,7 +311,7 @@ class RouterConfig(_Model):
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = 32 * 1024**2
     """Longest request body; more is refused with 413 before it is read."""
 
-    connect_timeout_s: Seconds = 2.0
+    connect_timeout_s: Seconds = 5.0
     """Seconds to open a connection to an engine before the next engine is tried."""
 
     first_byte_timeout_s: Seconds = 300.0

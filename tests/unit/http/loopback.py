@@ -160,3 +160,10 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 def ok(body: bytes, extra: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), extra, body)
+
+
+def unsent(exchange: Exchange) -> int:
+    """Bytes of answers that the client's connection holds."""
+    transport = exchange._connection._transport
+    assert transport is not None
+    return transport.get_write_buffer_size()

@@ -55,7 +55,7 @@ class ServerLimits:
 class UpstreamLimits:
     """Limits of the connections to one engine."""
 
-    connect_timeout_s: float = 2.0
+    connect_timeout_s: float = 5.0
     """To open a connection, TLS included."""
 
     first_byte_timeout_s: float = 300.0

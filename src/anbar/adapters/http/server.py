@@ -123,6 +123,7 @@ class Exchange:
             return
         self.over = True
         head, self._head = self._head, b""
+        self.on_gone = self.on_pause = self.on_resume = _nothing  # they may hold much, and this exchange
         tail = head + _LAST_CHUNK if self._chunked else head
         if tail:
             self._connection.send(tail)

@@ -219,3 +219,5 @@ class EngineLoop:
             run.on_tokens(output.num_tokens, output.finished)
 
         self._observer.supervise(tell, run.give_up)
+        if output.finished:
+            run.forget()

@@ -22,21 +22,9 @@ SLOW = ("disconnect", "resets", "sleep")
 BELOW = ("cached", "blocks", "events", "salts", "replay", "accounting", "stream")
 """What these check depends on tiers below the device."""
 
-BEHIND = {
-    "runtime_adapter_refusals": "an adapter without a name is refused in other words",
-    "embedding_lengths": "truncation to the context leaves room for a token of an answer",
-    "refused_embeddings": "of ids that are too many one more than fit are said to be there",
-}
-"""Checks that the emulator does not hold yet, and what differs."""
-
 
 def params(checks: Iterable[Check]) -> list[Any]:
-    return [
-        pytest.param(
-            check, id=name, marks=(pytest.mark.xfail(reason=BEHIND[name]),) if name in BEHIND else ()
-        )
-        for check, name in ((check, named(check)) for check in checks)
-    ]
+    return [pytest.param(check, id=named(check)) for check in checks]
 
 
 def named(check: Check) -> str:

@@ -3,8 +3,11 @@
 Nothing is read from the path: an adapter changes names and the identity of KV, not answers.
 """
 
+from typing import cast
+
 from anbar.adapters.http.message import Answer, Request
-from anbar.apps.emulator.body import parse_json, text_field
+from anbar.apps.emulator.body import parse_json
+from anbar.apps.emulator.body_models import LoadAdapter, UnloadAdapter, typed
 from anbar.apps.emulator.errors import ApiError
 from anbar.apps.emulator.state import EngineState
 
@@ -17,8 +20,8 @@ class AdapterPages:
 
     def load(self, request: Request) -> Answer:
         """A further adapter, or one that is loaded anew with `load_inplace`."""
-        state, body = self._state, parse_json(request)
-        name, path = text_field(body, "lora_name"), text_field(body, "lora_path")
+        state, body = self._state, typed(parse_json(request), LoadAdapter)
+        name, path = cast(str, body["lora_name"]), cast(str, body["lora_path"])
         if not name or not path:
             raise _wrong("Both 'lora_name' and 'lora_path' must be provided.")
         if name in state.settings.served_names:
@@ -33,7 +36,7 @@ class AdapterPages:
 
     def unload(self, request: Request) -> Answer:
         """Forget an adapter; requests that use it go on."""
-        name = text_field(parse_json(request), "lora_name")
+        name = cast(str, typed(parse_json(request), UnloadAdapter)["lora_name"])
         if not name:
             raise _wrong("'lora_name' needs to be provided to unload a LoRA adapter.")
         if name not in self._state.adapters:

@@ -7,7 +7,7 @@ import msgspec
 
 from anbar.adapters.http.message import Request
 from anbar.apps.emulator.body_models import summary
-from anbar.apps.emulator.errors import ApiError, FrameworkError, Json, invalid
+from anbar.apps.emulator.errors import ApiError, FrameworkError, invalid
 
 _decode = msgspec.json.Decoder().decode
 dump = msgspec.json.Encoder().encode
@@ -57,13 +57,3 @@ def _not_json(error: json.JSONDecodeError) -> ApiError:
         "ctx": {"error": error.msg},
     }
     return invalid(str(shown), where)
-
-
-def text_field(body: Json, name: str) -> str | None:
-    """A field of text; ApiError for anything else but null."""
-    value = body.get(name)
-    if value is None or isinstance(value, str):
-        return value
-    where = f"body.{name}"
-    shown = {"type": "string_type", "loc": where, "msg": "Input should be a valid string"}
-    raise invalid(str({**shown, "input": summary(value)}), where)

@@ -272,6 +272,18 @@ class Detokenize(Body):
     tokens: list[Annotated[int, Field(ge=0, le=_INT64)]]
 
 
+class LoadAdapter(Body):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class UnloadAdapter(Body):
+    lora_name: str
+    lora_int_id: int | None = None
+
+
 class SleepQuery(BaseModel):
     level: Annotated[int, Field(ge=0, le=2)] = 1
     mode: Literal["abort", "wait", "keep"] = "abort"

@@ -57,7 +57,7 @@ def parse_embed(request: Request, body: Json, *, text: ModelText, served: Served
         raise refused("Parameter `normalize` was removed; use `use_activation` instead.", "normalize")
     check_salt(body)
     check_generation_prompt(body)
-    body = _typed(body)
+    body = {**_typed(body), "max_tokens": 0}  # -1 truncates to the whole context: no answer follows
     model = _model(body, served)
     if cast(int, body.get("truncate_prompt_tokens") or 0) > text.max_model_len:
         what = "truncate_prompt_tokens value is greater than max_model_len."
@@ -65,7 +65,7 @@ def parse_embed(request: Request, body: Json, *, text: ModelText, served: Served
     prompts = _prompts(body, text)
     longest = max(map(len, prompts))
     if longest > text.max_model_len:
-        raise too_long(text.max_model_len + 1, text.max_model_len)
+        raise too_long(longest if _has_ids(body) else text.max_model_len + 1, text.max_model_len)
     check_vocabulary(prompts, text)
     return Embed(
         id=request_id(request, body, "embd"),
@@ -114,10 +114,16 @@ def _prompts(body: Json, text: ModelText) -> tuple[tuple[int, ...], ...]:
         return tuple(chat_prompt({**plain, "messages": chat}, text, answers=False) for chat in chats)
     given = body["input"]
     first = given[0] if given and isinstance(given, list) else None
-    if isinstance(first, int | list):
+    if _has_ids(body):
         rows = cast(list[list[int]], given if isinstance(first, list) else [given])
         check_vocabulary(filter(None, rows), text)
     return completion_prompts(body, text, field="input")[1]
+
+
+def _has_ids(body: Json) -> bool:
+    """Whether the input is made of token ids: they are counted, text is read no further than it must."""
+    given = body.get("input")
+    return "messages" not in body and isinstance(given, list) and isinstance((given or [""])[0], int | list)
 
 
 def _dimensions(body: Json, size: int, model: str, text: ModelText) -> int:

@@ -58,7 +58,7 @@ class Report:
             table.add_column(column, justify="left" if column == "quantity" else "right")
         for series in self.series:
             values = series.seconds
-            cells = [f"{value * 1000:,.0f} ms" for value in (series.median, min(values), max(values))]
+            cells = [duration(value) for value in (series.median, min(values), max(values))]
             table.add_row(series.name, *cells, str(len(values)))
         for name, value in self.ratios.items():
             table.add_row(name, f"{value:.2f} ×", "", "", "", style="bold")
@@ -66,6 +66,11 @@ class Report:
         console.print(table)
         for note in self.notes:
             console.print(note)
+
+
+def duration(seconds: float) -> str:
+    """In words, of which no more than a benchmark can tell."""
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1e6:,.0f} µs"
 
 
 def machine() -> dict[str, object]:

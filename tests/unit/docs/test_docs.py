@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,17 @@ def test_the_reference_is_current() -> None:
 
 
 def test_the_numbers_of_the_readme_are_those_measured() -> None:
-    """Ratios in the README are those of the recorded benchmark."""
-    ratios = json.loads((REPO / "benchmarks/results/main-job.json").read_text())["ratios"].values()
-    written = re.findall(r"\*\*([\d.]+) × sooner\*\*", (REPO / "README.md").read_text())
-    assert written == [f"{ratio:.1f}" for ratio in ratios]
+    """Ratios and rates in the README are those of the recorded benchmarks."""
+    results = {
+        name: json.loads((REPO / f"benchmarks/results/{name}.json").read_text())
+        for name in ("main-job", "emulator-fidelity", "emulator-speed")
+    }
+    readme = (REPO / "README.md").read_text()
+    sooner = re.findall(r"\*\*([\d.]+) × sooner\*\*", readme)
+    assert sooner == [f"{ratio:.1f}" for ratio in results["main-job"]["ratios"].values()]
+    to_real = re.findall(r"\| (\d\.\d\d) \| (\d\.\d\d) \|", readme)
+    ratios = [f"{ratio:.2f}" for ratio in results["emulator-fidelity"]["ratios"].values()]
+    assert to_real == list(zip(ratios[:3], ratios[3:], strict=True))
+    (answers,) = re.findall(r"gives ([\d,]+) one-token answers a second", readme)
+    by_clock = statistics.median(results["emulator-speed"]["series"][0]["seconds"])
+    assert int(answers.replace(",", "")) == int(1 / by_clock) // 100 * 100

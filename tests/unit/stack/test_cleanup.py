@@ -148,6 +148,8 @@ def test_state_file_round_trip(tmp_path: Path) -> None:
         state = state_of(part(tmp_path / "r", self_id(), pid=pid, shm=("vllm_offload_x.mmap",)))
         write_state(path, state)
         assert read_state(path) == state
+    path.write_text(path.read_text().replace('"pid": null', '"pid": 0'))  # as it was written once
+    assert read_state(path) == state
     path.write_text('{"version": 99}')
     with pytest.raises(StackError, match="not a state file of this version"):
         read_state(path)

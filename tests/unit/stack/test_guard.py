@@ -130,8 +130,9 @@ async def test_a_guard_that_is_slow_to_start(tmp_path: Path, monkeypatch: pytest
     os.mkfifo(fifo)  # Python waits for its program
     monkeypatch.setattr("anbar.adapters.process.guarded._GUARD", fifo)
     guarded = GuardedProcess(spec_of(tmp_path))
-    starting = asyncio.create_task(guarded.start())
-    await eventually(lambda: guarded.was_started)
+    there_is_one = asyncio.Event()
+    starting = asyncio.create_task(guarded.start(there_is_one.set))
+    await there_is_one.wait()
     guard = guarded.guard
     assert proc.is_alive(guard)
     starting.cancel()

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from anbar.adapters.process.guarded import ChildSpec
+from anbar.adapters.process.proc import is_alive
+from anbar.adapters.process.state import PartState
 from anbar.apps.stack.part import Part, PartSpec
 from anbar.apps.stack.plan import StackPlan
 from anbar.apps.stack.stack import Stack
@@ -75,6 +77,46 @@ async def test_guard_that_does_not_get_to_its_command(
     spec = replace(spec_of(tmp_path, "a-0", free_port()), ready_timeout_s=0.2)
     with pytest.raises(StackError, match=r"a-0 was not ready after \d+ s"):
         await Part(spec, Quiet(), lambda: None).start()
+    assert set(below(os.getpid())) - before == set()
+
+
+async def test_guard_is_known_before_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher may be killed while a guard has not come to its command: the state file names it."""
+    os.mkfifo(tmp_path / "guard.py")  # Python waits for its program
+    monkeypatch.setattr("anbar.adapters.process.guarded._GUARD", tmp_path / "guard.py")
+    states: list[PartState | None] = []
+    part = Part(spec_of(tmp_path, "a-0", free_port()), Quiet(), lambda: states.append(part.state()))
+    starting = asyncio.create_task(part.start())
+    await eventually(lambda: states)
+    assert states[0] is not None
+    assert states[0].pid is None
+    assert is_alive(states[0].guard)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await part.stop()
+    assert not is_alive(states[0].guard)
+
+
+async def test_no_guard_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part died, and starting it again takes too long before there is a guard: tried again, until one
+    comes up."""
+    monkeypatch.setattr("anbar.apps.stack.part._FIRST_PAUSE_S", 0.01)
+    before = set(below(os.getpid()))
+    reporter = Quiet()
+    part = Part(spec_of(tmp_path, "a-0", free_port()), reporter, lambda: None)
+    await part.start()
+    first = part.state()
+    in_time, part.spec = part.spec, replace(part.spec, ready_timeout_s=0.0)
+    part.stop_now()
+    watching = asyncio.create_task(part.watch())
+    await eventually(lambda: watching.done() or any("not ready" in text for text in reporter.warnings))
+    assert not watching.done()
+    assert part.state() == replace(first, ready=False)
+    part.spec = in_time
+    await eventually(lambda: part.state().ready)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await part.stop()
     assert set(below(os.getpid())) - before == set()
 
 

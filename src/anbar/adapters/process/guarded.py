@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,10 @@ class ChildSpec:
     grace_s: float = 10.0
 
 
+def _nothing() -> None:
+    """No listener."""
+
+
 class GuardedProcess:
     """One life of a child. `start`, then `wait` for its end or `stop` it."""
 
@@ -42,21 +46,19 @@ class GuardedProcess:
         """Leader of the command's process group; None before `start`, and when it could not be started."""
 
     @property
-    def was_started(self) -> bool:
-        """Whether there is a guard, or was one."""
-        return self._id is not None
-
-    @property
     def guard(self) -> ProcessId:
         """The guard's pid and start time; only after `start`."""
         if self._id is None:
             raise RuntimeError(f"{self.spec.name} was not started")
         return self._id
 
-    async def start(self) -> None:
+    async def start(self, on_guard: Callable[[], None] = _nothing) -> None:
         """Start the guard and, through it, the command: returns when the command runs, or could not be run.
+        `on_guard` is called in between, as soon as there is a guard.
 
-        Raises StackError if there can be no guard. May be cancelled; then `stop` ends what was started.
+        Raises StackError if there can be no guard. May be cancelled; then `stop` ends what was started, if
+        `on_guard` was called. If not, it knows of nothing: asyncio has killed the guard that it was about to
+        hand over, and a command which that had started already gets SIGTERM, as ever when a guard is killed.
         """
         with contextlib.ExitStack() as open_ends:
             try:
@@ -70,6 +72,7 @@ class GuardedProcess:
                 raise StackError(f"{self.spec.name} could not be started: {error}") from error
             entry = entry_of(self._process.pid)
             self._id = entry.id if entry is not None else ProcessId(self._process.pid, 0)
+            on_guard()
             text = await _first_of(told)
             self.pid = int(text) if text else None
 

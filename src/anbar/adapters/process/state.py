@@ -18,9 +18,9 @@ _VERSION = 1
 @dataclass(frozen=True, slots=True)
 class PartState:
     """One child of the launcher. `kind` is "engine", "emulated" or "router"; `pid` leads the command's
-    process group, None when it could not be started. `record` is the guard's own note of processes and shared
-    memory; `shm` are the names in /dev/shm that the part has by agreement. `ready`: it has served since it
-    was started."""
+    process group, None until that runs, or when it could not be run. `record` is the guard's own note of
+    processes and shared memory; `shm` are the names in /dev/shm that the part has by agreement. `ready`: it
+    has served since it was started."""
 
     name: str
     kind: str
@@ -102,7 +102,7 @@ def read_state(path: Path) -> StackState | None:
             PartState(
                 name=part["name"],
                 kind=part["kind"],
-                pid=part["pid"],
+                pid=part["pid"] or None,  # a process that was not known was 0 once
                 port=part["port"],
                 guard=ProcessId(*part["guard"]),
                 record=part["record"],

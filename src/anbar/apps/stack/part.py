@@ -36,7 +36,8 @@ class PartSpec:
 
 
 class Part:
-    """Lives through several lives of its process. `on_change` is called when it starts and when it serves."""
+    """Lives through several lives of its process. `on_change` is called when it has a guard, when its
+    command runs and when it serves."""
 
     def __init__(self, spec: PartSpec, reporter: Reporter, on_change: Callable[[], None]) -> None:
         self.spec = spec
@@ -51,7 +52,7 @@ class Part:
 
     def state(self) -> PartState | None:
         """For the state file; None while there is no process."""
-        if self._process is None or not self._process.was_started:
+        if self._process is None:
             return None
         spec, child = self.spec, self.spec.child
         return PartState(
@@ -70,14 +71,16 @@ class Part:
     async def start(self) -> None:
         """Start and wait until it serves. Raises StackError with the end of its log when it does not."""
         begin = time.monotonic()
-        before, process = self._process, GuardedProcess(self.spec.child)
-        self._process, self._ready = process, False  # known to `stop` from now on
+        process = GuardedProcess(self.spec.child)
+        self._ready = False
+
+        def guarded() -> None:  # known to `stop` and to the state file from now on
+            self._process = process
+            self._on_change()
+
         try:
             async with asyncio.timeout(self.spec.ready_timeout_s):
-                await process.start()
-        except StackError:
-            self._process = before  # there is nothing to stop
-            raise
+                await process.start(guarded)
         except TimeoutError:  # its program is on a disk that hangs, say
             raise await self._too_late(process, begin) from None
         self._on_change()

@@ -40,6 +40,23 @@ async def test_drain_gives_up_after_its_time() -> None:
         assert await server.drain(0.05) == 1
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100001\r\n\r\nx", 413),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200, 431),
+    ],
+)
+async def test_drain_does_not_wait_for_a_client_that_was_refused(request_: bytes, status: int) -> None:
+    """It has its answer and may send on for a while, so that it gets to read it: nothing that a drain
+    finishes."""
+    async with serving(lambda exchange: None) as (server, port), connected(port) as client:
+        await client.send(request_)
+        assert (await client.rest()).startswith(b"HTTP/1.1 %d " % status)
+        assert server.connections
+        assert await server.drain(0.0) == 0
+
+
 async def test_drain_waits_for_what_is_written_but_not_sent() -> None:
     """An answer of 20 MB is complete for its handler while most of it waits for a slow client: a drain lets
     it arrive whole."""

@@ -213,8 +213,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """A request is being received or answered, or an answer is still being sent."""
-        if self._exchange is not None or self._reader.phase is not Phase.IDLE:
+        """A request is being received or answered, or an answer is still being sent. What is received after
+        a refusal is none: a drain does not wait for a client that sends on and on."""
+        if self._exchange is not None or (not self._lingering and self._reader.phase is not Phase.IDLE):
             return True
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 

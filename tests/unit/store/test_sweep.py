@@ -186,6 +186,38 @@ def test_a_vanished_root_is_an_os_error(rig: Rig) -> None:
     assert not rig.root.exists()
 
 
+class SweptMeanwhile(Sweeper):
+    """Another thread writes an entry of 1,000 bytes while this one has counted and not yet evicted."""
+
+    def _need(self, used: int) -> int:
+        self.wrote(1000)
+        return super()._need(used)
+
+
+def test_what_is_written_during_a_sweep_counts(rig: Rig) -> None:
+    """As bytes and as an entry, also in the first sweep of all; then what is written after it too."""
+    rig.fill(3)
+    sweeper = SweptMeanwhile(Layout(rig.root, NAMESPACE), Bounds(capacity_bytes=10_000, free_fraction=0.0))
+    assert sweeper.stats().num_entries is None
+    for _ in range(2):
+        sweeper.sweep()
+        assert (sweeper.stats().num_entries, sweeper.stats().used_bytes) == (4, 4000)
+    sweeper.wrote(500)
+    assert (sweeper.stats().num_entries, sweeper.stats().used_bytes) == (5, 4500)
+
+
+def test_a_sweep_that_fails_forgets_nothing(tmp_path: Path) -> None:
+    """The root cannot be read for a moment: what was written before still counts towards the twentieth of the
+    capacity that wakes the sweep."""
+    sweeper = Sweeper(Layout(tmp_path / "root", NAMESPACE), Bounds(capacity_bytes=10_000))
+    sweeper.wrote(400)
+    with pytest.raises(FileNotFoundError):
+        sweeper.sweep()
+    assert not sweeper._wake.is_set()
+    sweeper.wrote(200)
+    assert sweeper._wake.is_set()
+
+
 def test_what_vanished_is_not_old(tmp_path: Path) -> None:
     """Another engine's sweep removes a directory between the listing and the look at its age: this must not
     end our sweep."""

@@ -74,7 +74,8 @@ class Sweeper:
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._num_entries: int | None = None
-        self._written_bytes = 0
+        self._written_bytes = self._num_written = 0
+        """Since the last sweep began."""
         self._evicted: deque[bytes] = deque(maxlen=_MAX_EVICTED)
         self._wake = threading.Event()
         self._closed = False
@@ -103,6 +104,7 @@ class Sweeper:
         with self._lock:
             self._used_bytes += num_bytes
             self._written_bytes += num_bytes
+            self._num_written += 1
             if self._num_entries is not None:
                 self._num_entries += 1
             capacity = self._bounds.capacity_bytes
@@ -132,7 +134,22 @@ class Sweeper:
         Raises OSError when the root cannot be read.
         """
         with self._lock:
-            self._written_bytes = 0
+            before = self._written_bytes, self._num_written
+            self._written_bytes = self._num_written = 0
+        try:
+            used, num_entries = self._look()
+        except OSError:
+            with self._lock:  # as if it had not begun
+                self._written_bytes += before[0]
+                self._num_written += before[1]
+            raise
+        with self._lock:
+            # What was written meanwhile may have been seen or not: rather count it twice than exceed it.
+            self._used_bytes = used + self._written_bytes
+            self._num_entries = num_entries + self._num_written
+
+    def _look(self) -> tuple[int, int]:
+        """Bytes and entries that are there, after evicting."""
         with self._exclusively() as alone:
             seconds: Counter[int] = Counter()
             num_entries = 0
@@ -145,9 +162,7 @@ class Sweeper:
             if cutoff is not None:
                 freed, num_freed = self._evict(cutoff, need)
                 used, num_entries = used - freed, num_entries - num_freed
-        with self._lock:
-            # What was written meanwhile may have been seen or not: rather count it twice than exceed it.
-            self._used_bytes, self._num_entries = used + self._written_bytes, num_entries
+        return used, num_entries
 
     def _need(self, used: int) -> int:
         """Bytes to evict: down to the low mark of whichever bound is nearly reached."""

@@ -103,7 +103,8 @@ def _as_array(event: WireEvent) -> list[object]:
 
 
 ANY_ADDRESS = "tcp://*:0"
-"""A port of the system's choice, on the address by which other machines know this one."""
+"""A port of the system's choice, another one after each start, on the one address by which other machines
+know this one: 127.0.0.1 does not reach it. So too vLLM 0.32, unlike for `tcp://*:5557`."""
 
 
 def _own_address() -> str:

@@ -65,13 +65,13 @@ def test_engines_of_two_processes(tmp_path: Path) -> None:
         (other, Call(2, Direction.LOAD, "s", (key(1),), (0,))),
     ):
         results: list[Any] = []
-        tier.submit(call, 0.0, Ticket(0), results)
+        tier.submit(call, 0.0, 0.0, Ticket(0), results)
         tier.advance(0.0)
         outcomes += [result.outcomes for result in results]
     assert outcomes == [[Outcome.HIT], [Outcome.HIT, Outcome.MISS], [Outcome.HIT]]
     shutil.rmtree(tmp_path / "store")
     results = []
-    other.submit(Question("s", (key(1),)), 0.0, Ticket(0), results)
+    other.submit(Question("s", (key(1),)), 0.0, 0.0, Ticket(0), results)
     other.advance(0.0)
     assert results[0].outcomes == [Outcome.ERROR]
 

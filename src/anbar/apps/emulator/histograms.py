@@ -52,8 +52,7 @@ class Histogram:
         total = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
-            shown = "+Inf" if bound == float("inf") else str(float(bound))
-            yield "_bucket", {"le": shown}, total
+            yield "_bucket", {"le": _bound(bound)}, total
         yield "_count", {}, total
         yield "_sum", {}, self._sum
 
@@ -90,6 +89,16 @@ class Page:
     def render(self) -> bytes:
         """The page."""
         return ("\n".join(self._lines) + "\n").encode()
+
+
+def _bound(value: float) -> str:
+    """As Prometheus' client writes it: large numbers as 1.5e+08."""
+    if value == float("inf"):
+        return "+Inf"
+    digits, _, rest = repr(float(value)).partition(".")
+    if len(digits) <= 6 or "e" in rest:
+        return repr(float(value))
+    return f"{f'{digits[0]}.{digits[1:]}{rest}'.rstrip('0.')}e+{len(digits) - 1:02d}"
 
 
 def _escaped(text: str) -> str:

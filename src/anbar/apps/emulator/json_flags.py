@@ -18,6 +18,8 @@ from anbar.core.errors import ConfigError, StoreError
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
 from anbar.sim.engine.shared import SharedTier
 
+_PLAIN_SPEC = "CPUOffloadingSpec"
+"""vLLM's own, and its default: host RAM and nothing behind it."""
 _STORE_BYTES = 1 << 40
 """Room of a shared store that has no `capacity_bytes`."""
 
@@ -89,9 +91,21 @@ def tiers(flags: Flags, shape: EngineShape) -> tuple[HostShape | None, SharedTie
     store = _part(_part({"secondary_tiers[0]": further[0]}, "secondary_tiers[0]", {}), "store", {})
     cost = FREE_STORE if flags.cost == NO_COST else STORE
     owner = f"anbar:{store.get('id', 'emulated')}"
-    num_chunks = max(1, _whole(store, "capacity_bytes", _STORE_BYTES) // chunk_bytes)
+    capacity_bytes = _whole(store, "capacity_bytes", 0)
+    num_chunks = max(1, (capacity_bytes or _STORE_BYTES) // chunk_bytes)
     chunks = num_chunks if flags.shared_dir is None else _chunks_in(flags.shared_dir, num_chunks)
-    return host, SharedTier(chunks, cost), owner
+    return host, SharedTier(chunks, cost, capacity_bytes or None), owner
+
+
+def tier_names(flags: Flags) -> dict[str, Any]:
+    """What metrics call the tiers, as settings."""
+    extra = _part(flags.kv_transfer_config or {}, "kv_connector_extra_config", {})
+    tiering = extra.get("spec_name", _PLAIN_SPEC) != _PLAIN_SPEC
+    further = _part(extra, "secondary_tiers", [])
+    if not further:
+        return {"tiering": tiering}
+    kind = _part({"secondary_tiers[0]": further[0]}, "secondary_tiers[0]", {}).get("type", "")
+    return {"tiering": True, "tier_type": str(kind)}
 
 
 def _chunks_in(directory: Path, num_chunks: int) -> KeyDirectory:

@@ -52,6 +52,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         host=flags.host,
         port=flags.port,
         api_keys=flags.api_key or environment.api_keys(environ),
+        **json_flags.tier_names(flags),
         events=json_flags.events(flags.kv_events_config, flags.framing, int_hashes=int_hashes),
         shape=shape,
         host_tier=host,

@@ -1,11 +1,12 @@
 """`GET /metrics` of an engine: vLLM's names, labels and types (`v1/metrics/loggers.py`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anbar.apps.emulator.histograms import Page
 from anbar.apps.emulator.stats import RequestStats
 from anbar.sim.engine.engine import Engine
+from anbar.sim.engine.scheduler import Loading
 
 CONTENT_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 
@@ -35,6 +36,7 @@ class Gauges:
     num_running: int = 0
     num_waiting: int = 0
     usage: float = 0.0
+    loading: Loading = field(default_factory=Loading)
 
 
 NO_LOAD = Gauges()
@@ -54,8 +56,9 @@ def render(
     _gauges(page, gauges, sleep_level)
     _totals(page, engine, stats)
     _by_source(page, engine, stats)
-    if engine.connector is not None:
-        _copies(page, stats)
+    if engine.connector is not None and stats.tiers is not None:
+        _stages(page, gauges.loading)
+        stats.tiers.show(page, engine.connector)
     name = "vllm:admission_rejections_total"
     page.family(name, "counter", "Number of admission attempts rejected by a queue limit, by reason.")
     for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
@@ -132,29 +135,11 @@ def _by_source(page: Page, engine: Engine, stats: RequestStats) -> None:
             page.sample(f"vllm:{name}_total", value, {label: key})
 
 
-def _copies(page: Page, stats: RequestStats) -> None:
-    """Of the offloading connector (`kv_connector/v1/offloading/metrics.py`), less its histograms of sizes.
-    Those of a direction begin with its first copy; those with a label are vLLM's older names."""
-    loaded, stored = stats.loaded, stats.stored
-    flat = (
-        ("load_bytes", "Total bytes loaded from offload storage to GPU.", loaded.num_bytes),
-        ("load_time", "Total load time from offload storage to GPU, in seconds.", loaded.seconds),
-        ("store_bytes", "Total bytes stored from GPU to offload storage.", stored.num_bytes),
-        ("store_time", "Total store time from GPU to offload storage, in seconds.", stored.seconds),
-    )
-    labelled = (
-        ("total_bytes", "Number of bytes offloaded by KV connector", loaded.num_bytes, stored.num_bytes),
-        ("total_time", "Total time measured by all KV offloading operations", loaded.seconds, stored.seconds),
-    )
-    for name, text, value in flat:
-        page.family(f"vllm:kv_offload_{name}_total", "counter", text)
-        copies = loaded if name.startswith("load") else stored
-        if copies.num_bytes:
-            page.sample(f"vllm:kv_offload_{name}_total", value)
-    for name, text, of_loads, of_stores in labelled:
-        page.family(f"vllm:kv_offload_{name}_total", "counter", text)
-        page.sample(f"vllm:kv_offload_{name}_total", of_loads, {"transfer_type": "CPU_to_GPU"})
-        page.sample(f"vllm:kv_offload_{name}_total", of_stores, {"transfer_type": "GPU_to_CPU"})
+def _stages(page: Page, loading: Loading) -> None:
+    name = "vllm:num_requests_kv_fetch_by_stage"
+    page.family(name, "gauge", "Number of waiting requests by async KV load stage.")
+    for stage, value in loading._asdict().items():
+        page.sample(name, value, {"stage": stage})
 
 
 def _cache_config(page: Page, engine: Engine) -> None:

@@ -48,6 +48,10 @@ class EngineSettings:
     """The store behind the host tier; the same object in all engines that share it."""
     store_owner: str = "anbar:emulated"
     """What events call that store."""
+    tier_type: str = "AnbarSharedTier"
+    """What metrics call it: `type` of the tier."""
+    tiering: bool = True
+    """Whether the connector's spec has metrics of tiers, as all but vLLM's default one do."""
     cost: EngineCost = field(default_factory=EngineCost)
     """What steps take; the default takes no time."""
     speed: float = 1.0

@@ -23,6 +23,7 @@ from anbar.apps.emulator.settings import EngineSettings, Runner
 from anbar.apps.emulator.spoiled_events import EventFaults, SpoilingPublisher
 from anbar.apps.emulator.stats import RequestStats
 from anbar.apps.emulator.text import load_text
+from anbar.apps.emulator.tier_stats import TierStats
 from anbar.core.ids import RequestId
 from anbar.sim.engine.engine import Engine, Tiers
 from anbar.sim.engine.events import EngineEvent
@@ -136,7 +137,8 @@ class EngineState:
         engine = Engine(settings.shape, cast(StepCost, self.pace), Tiers(settings.host_tier, settings.shared))
         clock = ModelClock(asyncio.get_running_loop(), settings.speed)
         generates = settings.runner is Runner.GENERATE
-        stats = RequestStats(settings.shape.max_model_len, settings.speed, generates=generates)
+        tiers = TierStats(settings) if settings.host_tier is not None else None
+        stats = RequestStats(settings.shape.max_model_len, settings.speed, generates=generates, tiers=tiers)
         self._life = Life(engine, EngineLoop(engine, clock, self), stats, publisher)
         self._load_configured()
         self.started_s = int(time.time())
@@ -282,13 +284,14 @@ class EngineState:
 
     def step_ended(self, step: Step, result: StepResult) -> None:
         self.stats.step_ended(result)
-        if step.num_loaded_tokens or step.num_stored_tokens:
-            self.stats.copied(step, self.settings.shape, self.pace.cost)
+        connector, tiers = self.life.engine.connector, self.stats.tiers
+        if connector is not None and tiers is not None:
+            tiers.step_ended(step, connector, self.pace.cost)
         self._take_gauges()
 
     def _take_gauges(self) -> None:
         engine = self.life.engine
-        self.life.gauges = Gauges(engine.num_running, engine.num_waiting, engine.usage)
+        self.life.gauges = Gauges(engine.num_running, engine.num_waiting, engine.usage, engine.loading)
         if self.settings.serves_adapters:
             self.life.adapters[self.life.loop.adapters()] = time.time()
 

@@ -1,7 +1,5 @@
 """What an emulated engine measures of its requests, as vLLM does (`v1/metrics/stats.py`, `loggers.py`)."""
 
-from dataclasses import dataclass
-
 from anbar.apps.emulator.answers import Finish
 from anbar.apps.emulator.histograms import (
     INTER_TOKEN_LATENCY,
@@ -14,10 +12,9 @@ from anbar.apps.emulator.histograms import (
     request_tokens,
 )
 from anbar.apps.emulator.sequence import SequenceRun
-from anbar.core.cost import CopyCost, EngineCost
+from anbar.apps.emulator.tier_stats import TierStats
 from anbar.sim.engine.counters import Counters
-from anbar.sim.engine.shape import EngineShape
-from anbar.sim.engine.step import Step, StepResult
+from anbar.sim.engine.step import StepResult
 
 _PHASES = {
     "e2e": ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds."),
@@ -32,29 +29,18 @@ def _latency(name: str, text: str, bounds: tuple[float, ...] = REQUEST_LATENCY) 
     return Histogram(f"vllm:{name}", text, bounds)
 
 
-@dataclass(slots=True)
-class Copies:
-    """KV that was copied in one direction between device and host."""
-
-    num_bytes: int = 0
-    seconds: float = 0.0
-
-    def add(self, num_bytes: int, num_copies: int, cost: CopyCost, speed: float) -> None:
-        """One step's."""
-        self.num_bytes += num_bytes
-        self.seconds += cost.seconds(num_bytes, num_copies) / speed
-
-
 class RequestStats:
-    """Histograms, finish reasons and copies. Times of the model's clock are shown as they passed: divided by
+    """Histograms and finish reasons. Times of the model's clock are shown as they passed: divided by
     `speed`."""
 
-    def __init__(self, max_model_len: int, speed: float, *, generates: bool = True) -> None:
-        """`generates` False: of a pooling model, whose answers vLLM counts as no tokens."""
+    def __init__(
+        self, max_model_len: int, speed: float, *, generates: bool = True, tiers: TierStats | None = None
+    ) -> None:
+        """`generates` False: of a pooling model, whose answers vLLM counts as no tokens. `tiers` None: there
+        are none below the device."""
+        self.tiers = tiers
         self._speed = speed
         self._generates = generates
-        self.loaded = Copies()
-        self.stored = Copies()
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         lengths = request_tokens(max_model_len)
         self._prompt = Histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", lengths)
@@ -115,12 +101,6 @@ class RequestStats:
             if request.num_generated == output.num_tokens:
                 num_tokens += request.num_prompt_tokens - request.num_cached_tokens
         self._iteration.observe(num_tokens)
-
-    def copied(self, step: Step, shape: EngineShape, cost: EngineCost) -> None:
-        """A step is over that copied KV."""
-        size = shape.kv_bytes_per_token
-        self.loaded.add(step.num_loaded_tokens * size, step.num_load_copies, cost.load, self._speed)
-        self.stored.add(step.num_stored_tokens * size, step.num_store_copies, cost.store, self._speed)
 
     def tokens(self, run: SequenceRun, at_s: float) -> None:
         """A sequence got tokens."""

@@ -18,6 +18,7 @@ from anbar.sim.engine.request import BlockKey, EngineRequest, Status
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
 from anbar.sim.engine.shared import SharedLink, SharedTier
 from anbar.sim.engine.step import Piece, Step
+from anbar.sim.engine.tier_work import Asked, TierWork
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +35,11 @@ class _Offload:
     blocks: list[int] = field(default_factory=list)
     """The blocks that it had when it ended."""
     is_over: bool = False
+    asked_host: Asked = field(default_factory=dict)
+    asked_shared: Asked = field(default_factory=dict)
+    has_run: bool = False
+    unknown_since_s: float | None = None
+    """When a lookup first gave no answer; None: the last one gave one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +84,8 @@ class Connector:
         self._loading: set[BlockKey] = set()
         self._given_away: set[int] = set()
         """Blocks that requests got when they started to load in this step."""
+        self._work = TierWork()
+        self._now_s = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -94,6 +102,12 @@ class Connector:
         """Whether `take_events` would give any."""
         return self.host.has_events or (self.link is not None and self.link.has_events)
 
+    def set_time(self, now_s: float) -> None:
+        """It is `now_s`."""
+        self._now_s = now_s
+        if self.link is not None:
+            self.link.set_time(now_s)
+
     def open(self, request: EngineRequest) -> None:
         """A request came."""
         self._offloads[request.id] = _Offload(request)
@@ -107,7 +121,16 @@ class Connector:
             return 0
         if offload.num_copies:
             return None
-        size = self._chunk_tokens
+        num_tokens = self._match(offload, num_local)
+        self._work.num_lookups += 1
+        if num_tokens is not None:
+            self._note_delay(offload)
+        elif offload.unknown_since_s is None:
+            offload.unknown_since_s = self._now_s
+        return num_tokens
+
+    def _match(self, offload: _Offload, num_local: int) -> int | None:
+        request, size = offload.request, self._chunk_tokens
         limit = request.num_tokens
         if request.max_load_tokens is not None:
             limit = min(limit, num_local + request.max_load_tokens)
@@ -157,6 +180,8 @@ class Connector:
         size = self._chunk_tokens
         for index, piece in enumerate(step.pieces):
             after = piece.num_before + piece.num_new
+            if index >= num_running:
+                self._offloads[piece.request.id].has_run = True
             is_due = after // size > piece.num_before // size or index >= num_running
             if is_due or self._behind:
                 self._offer(self._offloads[piece.request.id], after)
@@ -234,16 +259,29 @@ class Connector:
         num_hits, is_certain = 0, True
         for key in keys:
             found = self.host.lookup(key)
+            if not offload.has_run and found is not Found.COMING:
+                is_hit = found is Found.HIT
+                self._work.host.note(offload.asked_host, key, hit=is_hit, now_s=self._now_s)
             if found is Found.MISS and self.link is not None and offload.request.loads_shared:
-                offload.fetched.discard(key)
-                found = self.link.lookup(offload.request, key, offload.used)
-                if found is Found.COMING:
-                    offload.fetched.add(key)
+                found = self._lookup_shared(self.link, offload, key)
             if found is Found.MISS:
                 break
             num_hits += 1
             is_certain = is_certain and found is Found.HIT
         return num_hits if is_certain else None
+
+    def _lookup_shared(self, link: SharedLink, offload: _Offload, key: BlockKey) -> Found:
+        offload.fetched.discard(key)
+        asked = None if offload.has_run else offload.asked_shared
+        found = link.lookup(offload.request, key, offload.used, self._work, asked)
+        if found is Found.COMING:
+            offload.fetched.add(key)
+        return found
+
+    def _note_delay(self, offload: _Offload) -> None:
+        if offload.unknown_since_s is not None:
+            self._work.delays_s.append(self._now_s - offload.unknown_since_s)
+            offload.unknown_since_s = None
 
     def _offer(self, offload: _Offload, num_tokens: int) -> Copy | None:
         """Store what is new of the first `num_tokens` tokens of a request."""
@@ -260,6 +298,7 @@ class Connector:
             self.link.poll()
         new = self.host.reserve(self._keys(request, start, end), offload.used)
         if new is None:
+            self._work.num_refused += 1
             self._behind.add(offload)
             return None
         self._behind.discard(offload)
@@ -303,6 +342,7 @@ class Connector:
     def _close(self, offload: _Offload) -> None:
         request = offload.request
         offload.is_over = True
+        self._note_delay(offload)
         self._behind.discard(offload)
         end = request.num_tokens // self._chunk_tokens
         used = [key for key in self._keys(request, 0, end) if key in offload.used]
@@ -331,5 +371,12 @@ class Connector:
         step.num_stored_tokens = sum(copy.num_tokens for copy in self.copying)
         step.num_load_copies = step.num_loaded_tokens // block_size * pieces
         step.num_store_copies = step.num_stored_tokens // block_size * pieces
+        work, self._work = self._work, TierWork()
+        work.loads = [copy.num_tokens for copy in self.loads]
+        work.stores = [copy.num_tokens for copy in self.copying]
+        work.allocations = self.host.take_allocations()
+        if self.link is not None:
+            work.moves = self.link.take_moves()
+        step.tier_work = work
         self._counters.num_loaded += step.num_loaded_tokens
         self._counters.num_stored += step.num_stored_tokens

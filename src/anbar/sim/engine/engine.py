@@ -19,7 +19,7 @@ from anbar.sim.engine.connector import Connector
 from anbar.sim.engine.counters import Counters
 from anbar.sim.engine.pool import BlockPool
 from anbar.sim.engine.request import EngineRequest
-from anbar.sim.engine.scheduler import Scheduler
+from anbar.sim.engine.scheduler import Loading, Scheduler
 from anbar.sim.engine.shape import EngineShape, HostShape
 from anbar.sim.engine.shared import SharedTier
 from anbar.sim.engine.step import Step, StepResult
@@ -104,6 +104,11 @@ class Engine:
         """Share of the device's blocks that requests hold, 0..1."""
         return self.pool.usage
 
+    @property
+    def loading(self) -> Loading:
+        """Requests whose blocks are loaded, by how far that is."""
+        return self.scheduler.loading
+
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises RequestError when it cannot be served."""
         self.scheduler.add(request)
@@ -156,8 +161,8 @@ class Engine:
         self.scheduler.check_integrity()
 
     def _tell_time(self, now_s: float) -> None:
-        if self._link is not None:
-            self._link.set_time(now_s)
+        if self.connector is not None:
+            self.connector.set_time(now_s)
 
     def _idle_s(self, step: Step, now_s: float, until_s: float) -> float:
         """How long a step without work takes. vLLM looks every millisecond whether the shared tier is ready;

@@ -41,6 +41,8 @@ class HostTier:
         self._readers: OrderedDict[BlockKey, int] = OrderedDict()
         """By chunk, the longest unused first."""
         self._num_idle = 0
+        self._num_coming = 0
+        self._allocations: list[int] = []
         self._events: list[EngineEvent] = []
 
     def lookup(self, key: BlockKey) -> Found:
@@ -59,10 +61,13 @@ class HostTier:
         readers = self._readers
         missing = [key for key in keys if key not in readers]
         used.update(key for key in keys if readers.get(key) != _COMING)
+        if missing:
+            self._allocations.append(len(missing))
         num_over = len(readers) + len(missing) - self.num_chunks
         if num_over > 0 and not self._evict(num_over, set(keys)):
             return None
         readers.update(dict.fromkeys(missing, _COMING))
+        self._num_coming += len(missing)
         return missing
 
     def written(self, keys: Iterable[BlockKey]) -> None:
@@ -70,12 +75,14 @@ class HostTier:
         for key in keys:
             self._readers[key] = 0
             self._num_idle += 1
+            self._num_coming -= 1
             self._events.append(TierStored((key,), Tier.HOST))
 
     def not_written(self, keys: Iterable[BlockKey]) -> None:
         """Reserved chunks will not come: their places are free."""
         for key in keys:
             del self._readers[key]
+            self._num_coming -= 1
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Complete chunks are read from: they must stay."""
@@ -98,7 +105,22 @@ class HostTier:
     def clear(self) -> None:
         """Forget everything, also what is being copied."""
         self._readers.clear()
-        self._num_idle = 0
+        self._num_idle = self._num_coming = 0
+
+    @property
+    def write_usage(self) -> float:
+        """Share of the places whose chunks are on their way, 0..1."""
+        return self._num_coming / self.num_chunks
+
+    @property
+    def read_usage(self) -> float:
+        """Share of the places whose chunks are being read, 0..1."""
+        return (len(self._readers) - self._num_idle - self._num_coming) / self.num_chunks
+
+    def take_allocations(self) -> list[int]:
+        """How many places were wanted since the last call, each time that any were."""
+        allocations, self._allocations = self._allocations, []
+        return allocations
 
     @property
     def has_events(self) -> bool:
@@ -122,6 +144,9 @@ class HostTier:
         assert all(readers >= _COMING for readers in self._readers.values()), "fewer readers than none"
         assert self._num_idle == sum(not readers for readers in self._readers.values()), (
             "idle chunks miscounted"
+        )
+        assert self._num_coming == sum(readers == _COMING for readers in self._readers.values()), (
+            "coming chunks miscounted"
         )
 
     def _evict(self, count: int, offered: set[BlockKey]) -> bool:

@@ -12,6 +12,7 @@ switched off), loads that fail, and a scheduler that is paused.
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from anbar.core.errors import RequestError
 from anbar.core.ids import RequestId
@@ -48,6 +49,14 @@ class _Found:
     """Neither is asked for a request that comes back from loading."""
 
 
+class Loading(NamedTuple):
+    """Requests by stage of their load (`num_requests_kv_fetch_by_stage`)."""
+
+    waiting_to_start: int = 0
+    in_progress: int = 0
+    completed_waiting: int = 0
+
+
 class Scheduler:
     """`schedule()` plans a step, `finish()` ends it; requests come and go at any time, also in between."""
 
@@ -67,6 +76,8 @@ class Scheduler:
         self._prefilling: set[EngineRequest] = set()
         """Requests that are loading, or have prompt left to compute: loads must leave room for them."""
         self._loaded: set[EngineRequest] = set()
+        self._to_load: set[EngineRequest] = set()
+        """Waiting requests that there was no room for when their blocks were found in a tier below."""
         self._ended: list[EngineRequest] = []
         """Requests that ended since the last step was planned: what they leave may still be stored."""
         self._is_blocked = False
@@ -79,6 +90,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._holding)
+
+    @property
+    def loading(self) -> Loading:
+        """Waiting requests whose blocks are, or were, to be loaded."""
+        num_loads = sum(request.status is Status.LOADING for request in self._holding)
+        return Loading(len(self._to_load), num_loads - len(self._loaded), len(self._loaded))
 
     @property
     def has_work(self) -> bool:
@@ -316,6 +333,7 @@ class Scheduler:
             return _Verdict.SKIPPED
         loads = found.num_external > 0
         num_new = 0 if loads else min(request.num_tokens - found.num_computed, budget)
+        (self._to_load.add if loads else self._to_load.discard)(request)
         if not self._fits(request, found, num_new):
             return _Verdict.FULL
         self._allocate(request, found, num_new)
@@ -327,6 +345,7 @@ class Scheduler:
         else:
             self._prefilling.discard(request)
         if loads:
+            self._to_load.discard(request)
             request.status = Status.LOADING
             return _Verdict.SKIPPED
         request.status = Status.RUNNING
@@ -417,6 +436,7 @@ class Scheduler:
         if self._connector is not None:
             self._connector.close(request)
         self._ended.append(request)
+        self._to_load.discard(request)
         self._prefilling.discard(request)
         if not keeps_blocks:
             self._free(request)

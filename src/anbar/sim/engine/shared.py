@@ -19,10 +19,11 @@ from anbar.core.events import Tier
 from anbar.sim.engine.events import EngineEvent, TierRemoved, TierStored
 from anbar.sim.engine.host import Found, HostTier
 from anbar.sim.engine.request import BlockKey, EngineRequest
+from anbar.sim.engine.tier_work import Asked, Move, TierWork
 from anbar.tier.breaker import Breaker, Ticket, judge
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.store import Outcome, Scope
-from anbar.tier.tally import Tally
+from anbar.tier.tally import Series, Tally
 from anbar.tier.transfers import CALL_BYTES, Call, Direction, Finished, Job, TransferConfig, Transfers
 
 
@@ -50,10 +51,11 @@ class _Result:
     outcomes: list[Outcome] | None
     evicted: list[bytes]
     ticket: Ticket | None
+    seconds: float
 
 
-_Due = tuple[float, int, AnyCall, Ticket, list[_Result]]
-"""When a call ends, its number, and where its result goes."""
+_Due = tuple[float, int, AnyCall, Ticket, float, list[_Result]]
+"""When a call ends, its number, the seconds that it takes, and where its result goes."""
 
 
 class Chunks(Protocol):
@@ -70,6 +72,10 @@ class Chunks(Protocol):
         """Put a chunk there; the keys of those that had to go for it."""
         ...
 
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
 
 class ChunkTable:
     """Chunks in this process."""
@@ -80,6 +86,9 @@ class ChunkTable:
             raise ConfigError(f"num_chunks is {num_chunks}: the shared tier must hold at least one chunk")
         self._num_chunks = num_chunks
         self._chunks: OrderedDict[tuple[Scope, bytes], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._chunks)
 
     def use(self, scope: Scope, key: bytes) -> bool:
         entry = (scope, key)
@@ -101,17 +110,23 @@ class ChunkTable:
 class SharedTier:
     """The store of the engines of a process, or of more than one: that is up to `chunks`."""
 
-    def __init__(self, chunks: Chunks | int, cost: SharedCost | None = None) -> None:
-        """A number: so many chunks in this process. Raises ConfigError when nothing fits."""
+    def __init__(
+        self, chunks: Chunks | int, cost: SharedCost | None = None, capacity_bytes: int | None = None
+    ) -> None:
+        """`chunks` a number: so many chunks in this process. `capacity_bytes` is what the store was told it
+        may hold. Raises ConfigError when nothing fits."""
         self.cost = cost or SharedCost()
-        self._chunks = ChunkTable(chunks) if isinstance(chunks, int) else chunks
+        self.capacity_bytes = capacity_bytes
+        self.chunks = ChunkTable(chunks) if isinstance(chunks, int) else chunks
         self._due: list[_Due] = []
         self._number = 0
 
-    def submit(self, call: AnyCall, ends_s: float, ticket: Ticket, results: list[_Result]) -> None:
-        """A call that takes effect at `ends_s`; what came of it is added to `results` then."""
+    def submit(
+        self, call: AnyCall, ends_s: float, seconds: float, ticket: Ticket, results: list[_Result]
+    ) -> None:
+        """A call of `seconds` that takes effect at `ends_s`; what came of it is added to `results` then."""
         self._number += 1
-        heapq.heappush(self._due, (ends_s, self._number, call, ticket, results))
+        heapq.heappush(self._due, (ends_s, self._number, call, ticket, seconds, results))
 
     def advance(self, now_s: float) -> None:
         """Let the calls take effect that have ended by now."""
@@ -129,16 +144,16 @@ class SharedTier:
             self._end(due)
 
     def _end(self, due: _Due) -> None:
-        _, _, call, ticket, results = due
+        _, _, call, ticket, seconds, results = due
         evicted: list[bytes] = []
         outcomes = [self._perform(call, key, evicted) for key in call.keys]
-        results.append(_Result(call, outcomes, evicted, ticket))
+        results.append(_Result(call, outcomes, evicted, ticket, seconds))
 
     def _perform(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
         try:
             if isinstance(call, Question) or call.direction is Direction.LOAD:
-                return Outcome.HIT if self._chunks.use(call.scope, key) else Outcome.MISS
-            evicted += self._chunks.add(call.scope, key)
+                return Outcome.HIT if self.chunks.use(call.scope, key) else Outcome.MISS
+            evicted += self.chunks.add(call.scope, key)
         except OSError:
             return Outcome.ERROR
         return Outcome.HIT
@@ -170,12 +185,13 @@ class SharedLink:
         self._host = host
         self._chunk_bytes = max(1, chunk_bytes)
         self._now = SetClock()
-        self._breaker, tally = Breaker(self._now), Tally()
-        self._lookups = Lookups(self._now, self._breaker, tally, timeout_s=tier.cost.timeout_s)
+        self.breaker, self.tally = Breaker(self._now), Tally()
+        self._moves: list[Move] = []
+        self._lookups = Lookups(self._now, self.breaker, self.tally, timeout_s=tier.cost.timeout_s)
         self._transfers = Transfers(
             self._now,
-            self._breaker,
-            tally,
+            self.breaker,
+            self.tally,
             TransferConfig(
                 row_bytes=self._chunk_bytes,
                 max_store_rows=max(1, host.num_chunks // 2),
@@ -234,13 +250,23 @@ class SharedLink:
         """A request ended, and its stores are over."""
         self._lookups.close(request.id)
 
-    def lookup(self, request: EngineRequest, key: BlockKey, used: set[BlockKey]) -> Found:
-        """Where a chunk is that the host tier does not have; if the store has it, it is fetched."""
+    def lookup(
+        self, request: EngineRequest, key: BlockKey, used: set[BlockKey], work: TierWork, asked: Asked | None
+    ) -> Found:
+        """Where a chunk is that the host tier does not have; if the store has it, it is fetched. What was
+        found is noted in `work`; `asked` None: not of this request any more."""
         name = cast(bytes, key)  # any hashable: the policies only compare keys
         answer = self._lookups.answer(request.id, name)
         if answer is Answer.RETRY:
+            if asked is not None:
+                asked.setdefault(key, self._now.value_s)
             return Found.UNKNOWN
-        if answer is Answer.MISS or self._host.reserve([key], used) is None:
+        if asked is not None:
+            work.shared.note(asked, key, hit=answer is Answer.HIT, now_s=self._now.value_s)
+        if answer is Answer.MISS:
+            return Found.MISS
+        if self._host.reserve([key], used) is None:
+            work.num_unplaced += 1
             return Found.MISS
         self._wanted.setdefault(request.id, (request, []))[1].append(name)
         return Found.COMING
@@ -298,6 +324,26 @@ class SharedLink:
         events, self._events = self._events, []
         return events
 
+    def take_moves(self) -> list[Move]:
+        """What ended since the last call."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def under_way(self, direction: Direction) -> tuple[int, int]:
+        """Moves that have not been reported, and their chunks."""
+        jobs = [job for job in self._jobs.values() if job.direction is direction]
+        return len(jobs), sum(len(job.keys) for job in jobs)
+
+    @property
+    def used_bytes(self) -> int:
+        """What the store holds. May raise OSError, as `Chunks` may."""
+        return len(self._tier.chunks) * self._chunk_bytes
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """What the store may hold, if it was told."""
+        return self._tier.capacity_bytes
+
     def check_integrity(self) -> None:
         """AssertionError unless the host tier has all chunks that are on their way."""
         assert len(self._jobs) >= self._transfers.num_running
@@ -315,9 +361,9 @@ class SharedLink:
 
     def _submit(self, call: AnyCall) -> None:
         cost, now_s = self._tier.cost, self._now.value_s
-        ticket = self._breaker.admit()
+        ticket = self.breaker.admit()
         if ticket is None:
-            self._results.append(_Result(call, None, [], None))
+            self._results.append(_Result(call, None, [], None, 0.0))
             return
         if isinstance(call, Question):
             lane, seconds = self._lanes[None], cost.lookup_s
@@ -328,11 +374,13 @@ class SharedLink:
         ends_s = max(now_s, heapq.heappop(lane)) + seconds
         heapq.heappush(lane, ends_s)
         heapq.heappush(self._ends_s, ends_s)
-        self._tier.submit(call, ends_s, ticket, self._results)
+        self._tier.submit(call, ends_s, seconds, ticket, self._results)
 
     def _settle(self, result: _Result) -> None:
         if result.ticket is not None and result.outcomes is not None:
-            self._breaker.record(result.ticket, judge(result.outcomes))
+            self.breaker.record(result.ticket, judge(result.outcomes))
+        operation = "lookup" if isinstance(result.call, Question) else result.call.direction.value
+        self.tally.add(Series.SECONDS, operation, result.seconds)
         if isinstance(result.call, Question):
             self._lookups.settle(result.call, result.outcomes)
         else:
@@ -343,6 +391,8 @@ class SharedLink:
 
     def _report(self, finished: Finished) -> None:
         job = self._jobs.pop(finished.job)
+        num_moved = len(job.keys if finished.ok else finished.good)
+        self._moves.append(Move(job.direction, finished.ok, num_moved, finished.seconds))
         if job.direction is Direction.LOAD:
             self._lookups.give_up(finished.request, finished.failed)
             self._host.written(finished.good)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from anbar.sim.engine.events import EngineEvent
 from anbar.sim.engine.request import EngineRequest
+from anbar.sim.engine.tier_work import TierWork
 
 
 @dataclass(slots=True)  # not frozen: a step makes hundreds, and freezing triples what that takes
@@ -32,6 +33,8 @@ class Step:
     """Tokens whose KV is copied from the device during this step."""
     num_store_copies: int = 0
     num_repeats: int = 1
+    tier_work: TierWork | None = None
+    """None: there are no tiers below the device."""
 
 
 @dataclass(slots=True)  # see Piece

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ MODEL = "emulated-model"
 SHAPE = EngineShape(16, 101, max_model_len=1024)
 SLOW = ("disconnect", "resets", "sleep")
 """In these checks a request must still run when something is done to it, also where that comes late."""
-BELOW = ("cached", "blocks", "events", "salts", "replay", "accounting", "stream")
+BELOW = ("tier", "families", "cached", "blocks", "events", "salts", "replay", "accounting", "stream")
 """What these check depends on tiers below the device."""
 
 
@@ -59,7 +60,7 @@ async def test_everything(check: Check, tokenizer_dir: Path, socket_dir: Path) -
         request_id_headers=True,
     )
     facts = {"dev_mode": True, "request_ids": True, "lora": "tuned", "alone": True}
-    await held(check, settings, runtime_lora="/adapters/other", **facts)
+    await held(check, settings, {"check_counters_of_tiers"}, runtime_lora="/adapters/other", **facts)
 
 
 @pytest.mark.parametrize("check", params(EMBEDDING))
@@ -77,19 +78,20 @@ async def test_embeddings(check: Check, tokenizer_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [c for c in ALL if any(word in c.__name__ for word in BELOW)], ids=named)
-async def test_tiers(check: Check, tokenizer_dir: Path, socket_dir: Path) -> None:
-    """What the contract says of caches and events holds with tiers below the device."""
+@pytest.mark.parametrize("shared", [False, True], ids=["host", "shared"])
+async def test_tiers(check: Check, shared: bool, tokenizer_dir: Path, socket_dir: Path) -> None:
+    """What the contract says of caches, events and metrics holds with tiers below the device."""
     settings = EngineSettings(
         tokenizer_dir,
         port=0,
         prompt_tokens_details=True,
         events=PublisherConfig(f"ipc://{socket_dir}/events", f"ipc://{socket_dir}/replay"),
-        shape=SHAPE,
+        shape=replace(SHAPE, kv_bytes_per_token=1000),
         host_tier=HostShape(200, 2),
-        shared=SharedTier(1000),
+        shared=SharedTier(1000) if shared else None,
     )
     skipped = {"check_blocks_computed_again", "check_adapter_events"}
-    await held(check, settings, skipped, offloads=True)
+    await held(check, settings, skipped, offloads=True, alone="counters" in check.__name__)
 
 
 @pytest.mark.parametrize("check", [check for check in ALL if "tool" in named(check)], ids=named)

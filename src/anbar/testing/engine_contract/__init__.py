@@ -34,6 +34,7 @@ from anbar.testing.engine_contract import (
     refused_values,
     stops,
     streams,
+    tier_families,
     tokenizing,
     transport,
 )
@@ -60,7 +61,7 @@ ESSENTIAL: tuple[Check, ...] = (
 """What Anbar's own parts rely on, cheap ones first."""
 
 PROTOCOL: tuple[Check, ...] = checks_of(
-    *(transport, names, tokenizing, families),
+    *(transport, names, tokenizing, families, tier_families),
     *(refused_values, refused_types, refused_tools, refused_ids),
 )
 """The API's words and shapes, to the letter: pages, refusals, metric families. They generate few tokens."""

@@ -1,6 +1,7 @@
 """Going to sleep: what the answer to /sleep waits for."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -8,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from anbar.apps.emulator import EmulatedEngine, EngineSettings, steady
+from anbar.apps.emulator.answers import AnswerRules
+from anbar.apps.emulator.sequence import SequencePlan, SequenceRun
+from anbar.apps.emulator.settings import Runner
+from anbar.apps.emulator.state import SleepMode
 
 from .client import call
 
@@ -130,3 +135,74 @@ async def test_wait_ends_when_the_last_client_leaves(engine: EmulatedEngine) -> 
     assert (await sleeping)[0] == 200
     assert engine.counters.num_generated < NUM_TOKENS
     assert (await call(engine, "/sleep?mode=wait", {}))[0] == 200
+
+
+class Sleepy(EmulatedEngine):
+    """Goes to sleep as soon as it has a first few sequences, and gives up what it has."""
+
+    num_submitted = 0
+
+    def submit(self, run: SequenceRun) -> None:
+        super().submit(run)
+        self.num_submitted += 1
+        if self.num_submitted == 1:
+            asyncio.get_running_loop().call_soon(self.sleep, 1, SleepMode.ABORT, lambda: None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_is_half_begun_is_given_up(model_dir: Path, stream: bool) -> None:
+    """So many choices that they are made over several turns, and the engine sleeps after the first: all end,
+    with no waking, and the engine hears of no more."""
+    num_choices = 100
+    async with Sleepy(EngineSettings(model_dir=model_dir, port=0)) as engine:
+        body = {"prompt": "a", "n": num_choices, "max_tokens": 40, "ignore_eos": True, "stream": stream}
+        status, text = await call(engine, "/v1/completions", body)
+        assert status == 200
+        assert text.count('"finish_reason":"abort"') == num_choices
+        assert engine.num_submitted < num_choices
+        assert engine.num_defects == engine.num_running == engine.num_waiting == 0
+
+
+async def test_embeddings_that_are_half_begun_are_given_up(model_dir: Path) -> None:
+    """Refused once, and what has not begun never does."""
+    async with Sleepy(EngineSettings(model_dir=model_dir, port=0, runner=Runner.POOLING)) as engine:
+        status, text = await call(engine, "/v1/embeddings", {"input": [[5, 6]] * 100})
+        assert (status, "Request was aborted" in text) == (500, True)
+        assert engine.num_submitted < 100
+        assert engine.num_defects == engine.num_running == engine.num_waiting == 0
+
+
+def _num_runs() -> int:
+    return sum(isinstance(thing, SequenceRun) for thing in gc.get_objects())
+
+
+def _run(engine: EmulatedEngine) -> SequenceRun:
+    """A sequence with listeners that know it."""
+    rules = AnswerRules(max_tokens=NUM_TOKENS, ignore_eos=True)
+    plan = SequencePlan("a", (5, 6, 7), engine.write_answer((5, 6, 7), None, 0, rules))
+    run = engine.sequence(plan, lambda *_: repr(run), lambda: repr(run))
+    return run
+
+
+@pytest.mark.parametrize("how", ["leaves", "leaves_early", "sleeps"])
+async def test_what_did_not_end_by_itself_is_freed_at_once(engine: EmulatedEngine, how: str) -> None:
+    """Its client leaves, before or after the engine got it, or the engine gives it up: it knows its listeners
+    no more, which know it, so that it is not left to the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = _num_runs()
+        if how == "leaves_early":
+            engine.pace.cost = steady(front_s=1000.0)
+        run = _run(engine)
+        engine.submit(run)
+        assert len(engine.life.coming) == (how == "leaves_early")
+        assert _num_runs() == before + 1
+        if how == "sleeps":
+            engine.sleep(1, SleepMode.ABORT, lambda: None)
+        else:
+            engine.withdraw(run)
+        del run
+        assert _num_runs() == before
+    finally:
+        gc.enable()

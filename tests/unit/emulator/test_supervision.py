@@ -90,6 +90,41 @@ async def test_the_last_order_counts(model_dir: Path) -> None:
         assert not engine.is_alive
 
 
+async def test_two_restarts_at_once(model_dir: Path, tmp_path: Path) -> None:
+    """Both have ended its life before the first begins one: there is one listener and one publisher, and both
+    are gone with the engine."""
+    events = PublisherConfig(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    port = free_port()
+    async with EmulatedEngine(EngineSettings(model_dir=model_dir, port=port, events=events)) as engine:
+        await asyncio.gather(engine.restart(), engine.restart())
+        await engine.start()
+        assert (await call(engine, "/v1/completions", PROMPT))[0] == 200
+    assert not os.listdir(tmp_path)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_start_is_cancelled(model_dir: Path, tmp_path: Path) -> None:
+    """While it waits for its port it publishes already; nothing of that is left, and it can start again."""
+    events = PublisherConfig(f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay")
+    engine = EmulatedEngine(EngineSettings(model_dir=model_dir, port=free_port(), events=events))
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", engine.port))
+        taken.listen()
+        starting = asyncio.create_task(engine.start())
+        async with asyncio.timeout(60):
+            while not os.listdir(tmp_path):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    assert not os.listdir(tmp_path)
+    assert not engine.is_alive
+    async with engine:
+        assert (await call(engine, "/v1/completions", PROMPT))[0] == 200
+
+
 async def test_one_that_cannot_come_back_is_reported(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,6 +88,36 @@ async def test_any_tool_is_called(engine: EmulatedEngine) -> None:
     assert streamed[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("answer", "fields"), [(None, {"stop": ["city"]}), ("water", {}), ("", {}), (None, {"min_tokens": 150})]
+)
+async def test_a_required_call_that_is_none(
+    engine: EmulatedEngine, answer: str | None, fields: dict[str, object]
+) -> None:
+    """A stop string ends it, another answer is fixed, or it is written more than once. No call is shown,
+    streamed or not; as in vLLM, whose streams look at what they sent, only whole answers still name a call as
+    their end."""
+    engine.answer = answer
+    choice = await chat(engine, tool_choice="required", **fields)
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    streamed = await chunks(engine, tool_choice="required", **fields)
+    assert not any("tool_calls" in choice["delta"] for choice in streamed)
+    assert streamed[-1]["finish_reason"] == "stop"
+
+
+async def test_a_named_call_has_whatever_was_written(engine: EmulatedEngine) -> None:
+    """The same arguments in a stream as in a whole answer, with the same end."""
+    for answer, fields in ((None, {"stop": ["city"]}), ("water", {})):
+        engine.answer = answer
+        choice = await chat(engine, tool_choice=NAMED, **fields)
+        (made,) = choice["message"]["tool_calls"]
+        streamed = await chunks(engine, tool_choice=NAMED, **fields)
+        pieces = [choice["delta"]["tool_calls"][0]["function"]["arguments"] for choice in streamed[1:]]
+        assert "".join(pieces) == made["function"]["arguments"] == ("water" if answer else '{"')
+        assert streamed[-1]["finish_reason"] == choice["finish_reason"] == "stop"
+
+
 async def test_no_tool_is_called(engine: EmulatedEngine) -> None:
     """By itself the model calls none."""
     for fields in ({}, {"tool_choice": "none"}):
@@ -141,6 +171,115 @@ def test_values_fit_their_schema() -> None:
     }
 
 
+HALF = "\ud800"
+"""Of a surrogate pair, which JSON can express."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"structured_outputs": {"json": '{"const": "a\\ud800"}'}}, '"a?"'),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"const": {HALF: 1}}},
+                }
+            },
+            '{"?": 1}',
+        ),
+        ({"structured_outputs": {"choice": [HALF]}}, "?"),
+    ],
+)
+async def test_half_a_character(engine: EmulatedEngine, fields: dict[str, object], wanted: str) -> None:
+    """It is replaced, wherever it comes from."""
+    status, text = await call(engine, COMPLETION, {"prompt": "a", "max_tokens": 50, **fields})
+    assert (status, json.loads(text)["choices"][0]["text"]) == (200, wanted)
+    engine.answer = HALF
+    status, text = await call(engine, COMPLETION, {"prompt": "a", "max_tokens": 50})
+    assert (status, json.loads(text)["choices"][0]["text"]) == (200, "?")
+    engine.answer = None
+    assert (await call(engine, "/emulator/answer", {"text": HALF}))[0] == 400
+    assert engine.answer is None
+    assert engine.num_defects == 0
+
+
+@pytest.mark.parametrize("depth", [*range(800, 1000, 4), 100_000])
+async def test_schemas_that_are_nested_too_deeply(engine: EmulatedEngine, depth: int) -> None:
+    """Read, or refused where Python can read or write them no more."""
+    schema = f'{{"const": {"[" * depth}{"]" * depth}}}'
+    outputs = {"structured_outputs": {"json": schema}}
+    status, text = await call(engine, COMPLETION, {"prompt": "a", "max_tokens": 1, **outputs})
+    assert status == (200 if depth == 800 else 400 if depth == 100_000 else status)
+    assert (status, engine.num_defects) in ((200, 0), (400, 0)), text
+
+
+def whole(**bounds: object) -> object:
+    return fitting({"type": "integer", **bounds})
+
+
+def amount(**bounds: object) -> object:
+    return fitting({"type": "number", **bounds})
+
+
+def test_bounds_of_numbers() -> None:
+    """Whole numbers are within bounds that are none; exclusive bounds are not reached; what is no number
+    bounds nothing."""
+    assert whole(minimum=1.5) == 2
+    assert whole(maximum=0.5) == 0
+    assert whole(maximum=-0.5) == -1
+    assert whole(exclusiveMinimum=1) == whole(exclusiveMinimum=1.5) == 2
+    assert whole(exclusiveMaximum=1) == whole(exclusiveMaximum=0.5) == 0
+    assert whole(exclusiveMinimum=True, minimum=-3, exclusiveMaximum=True) == 1
+    assert amount(exclusiveMaximum=-3) == -4
+    assert amount(exclusiveMinimum=0, exclusiveMaximum=1) == amount(exclusiveMaximum=1, minimum=0) == 0.5
+    assert amount(exclusiveMinimum=4, exclusiveMaximum=4.5) == 4.25
+    assert fitting({"type": "array", "maxItems": 0}) == []
+    assert fitting({"type": "array", "minItems": True}) == ["water"]
+
+
+BOUND = st.none() | st.integers(-5, 5) | st.sampled_from([-1.5, -0.5, 0.5, 1.5])
+
+
+@given(BOUND, BOUND, BOUND, BOUND, st.booleans())
+def test_numbers_are_within_their_bounds(
+    least: float | None, above: float | None, most: float | None, below: float | None, is_whole: bool
+) -> None:
+    """Wherever a number near is, one is found."""
+    bounds = {"minimum": least, "exclusiveMinimum": above, "maximum": most, "exclusiveMaximum": below}
+
+    def fits(number: float) -> bool:
+        return not (
+            (least is not None and number < least)
+            or (above is not None and number <= above)
+            or (most is not None and number > most)
+            or (below is not None and number >= below)
+        )
+
+    found = fitting({"type": "integer" if is_whole else "number", **bounds})
+    assert isinstance(found, int | float)
+    candidates = range(-10, 11) if is_whole else [number / 4 for number in range(-40, 41)]
+    assert fits(found) or not any(map(fits, candidates))
+    assert isinstance(found, int) or not is_whole
+
+
+def test_all_of_several_schemas() -> None:
+    """The value has the properties of all of them, also of one that is referred to, within the tighter of
+    their bounds, and what two say of one property holds."""
+    schema = {
+        "properties": {"a": {"type": "integer", "minimum": 2}},
+        "allOf": [
+            {"$ref": "#/$defs/b"},
+            {"properties": {"a": {"minimum": 3}, "c": {"allOf": [{"minLength": 7}, {"minLength": 6}, {}]}}},
+            True,
+        ],
+        "$defs": {"b": {"type": "object", "properties": {"b": {"const": 1}}}},
+    }
+    assert fitting(schema) == {"a": 3, "b": 1, "c": "waterwa"}
+    many = {"properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#"}] * 10_000}
+    assert len(text_of(fitting(many))) < 100_000
+
+
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:
     """Wide and deep: the value stays small."""
     node = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abcdefgh"}}
@@ -150,7 +289,10 @@ def test_a_schema_that_refers_to_itself_has_an_end() -> None:
 
 
 KEYS = st.sampled_from(
-    ["type", "properties", "items", "enum", "anyOf", "$ref", "minItems", "minLength", "maximum", "x"]
+    [
+        *("type", "properties", "items", "enum", "anyOf", "allOf", "$ref", "minItems", "maxItems"),
+        *("minLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "x"),
+    ]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just("object"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from anbar.apps.emulator.text import ModelText
+from anbar.apps.emulator.text import ModelText, whole_characters
 
 _ENGLISH = "the store keeps water and grain for a long winter road north then"
 _PERSIAN = "انبار آب کتاب زمستان می‌روم خانه"
@@ -100,7 +100,7 @@ class Writer:
 
     def fixed(self, text: str) -> Iterator[Word]:
         """A given text, token by token, and the end of turn, and again."""
-        whole = self._word(self._text.words(text))
+        whole = self._word(self._text.words(whole_characters(text)))
         words = [Word((token,), (shown,)) for token, shown in zip(whole.ids, whole.texts, strict=True)]
         while True:
             yield from words

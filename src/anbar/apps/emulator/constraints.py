@@ -60,7 +60,7 @@ def check_constraint(body: Json) -> None:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # also what is nested more deeply than it can be read
         return False
     return True
 

@@ -26,6 +26,7 @@ from anbar.apps.emulator.prompts import (
     chat_prompt,
     check_vocabulary,
     completion_prompts,
+    has_ids,
     too_long,
 )
 from anbar.apps.emulator.records import Ending, Seen
@@ -47,6 +48,8 @@ class Embed:
     lora: str | None
     salt: str | None
     prompts: tuple[tuple[int, ...], ...]
+    is_text: bool
+    """The prompts came as text, and have to be tokenized."""
     as_base64: bool
     size: int
 
@@ -73,6 +76,7 @@ def parse_embed(request: Request, body: Json, *, text: ModelText, served: Served
         lora=model if model in served.loras else None,
         salt=cast(str | None, body.get("cache_salt")),
         prompts=prompts,
+        is_text=not _has_ids(body),
         as_base64=body.get("encoding_format") == "base64",
         size=_dimensions(body, size, served.models[0], text),
     )
@@ -122,8 +126,7 @@ def _prompts(body: Json, text: ModelText) -> tuple[tuple[int, ...], ...]:
 
 def _has_ids(body: Json) -> bool:
     """Whether the input is made of token ids: they are counted, text is read no further than it must."""
-    given = body.get("input")
-    return "messages" not in body and isinstance(given, list) and isinstance((given or [""])[0], int | list)
+    return "messages" not in body and has_ids(body.get("input"))
 
 
 def _dimensions(body: Json, size: int, model: str, text: ModelText) -> int:
@@ -152,7 +155,6 @@ class Embedding:
         self._num_open = len(request.prompts)
         self._rest: asyncio.Handle | None = None
         """The turn that begins the next ones."""
-        self._is_aborted = False
 
     def start(self) -> None:
         """Give the engine its sequences, each a prompt and a step that pools it; of very many, the first."""
@@ -172,6 +174,9 @@ class Embedding:
     def abandon(self) -> None:
         """The client is gone."""
         self._seen.end(Ending.CANCELLED)
+        self._withdraw()
+
+    def _withdraw(self) -> None:
         if self._rest is not None:
             self._rest.cancel()
         for run in self._runs:
@@ -181,7 +186,15 @@ class Embedding:
         state, request = self._state, self._request
         answer = state.write_answer(prompt, None, 0, AnswerRules(max_tokens=1, ignore_eos=True))
         identity = Identity(request.lora, request.salt)
-        plan = SequencePlan(request.id, prompt, answer, identity, give_up=self._sink.give_up)
+        num_text_tokens = len(prompt) if request.is_text else 0
+        plan = SequencePlan(
+            request.id,
+            prompt,
+            answer,
+            identity,
+            give_up=self._sink.give_up,
+            num_text_tokens=num_text_tokens,
+        )
         run = state.sequence(plan, lambda *_: self._one_done(index, run), self._aborted)
         return run
 
@@ -189,16 +202,12 @@ class Embedding:
         self._state.sequence_finished(run, Finish.STOP, 1)
         self._vectors[index] = self._vector(self._request.prompts[index])
         self._num_open -= 1
-        if not self._num_open and not self._is_aborted:
+        if not self._num_open:
             self._answer(Answer(200, dump(self._page())), Ending.ANSWERED)
 
     def _aborted(self) -> None:
         """The engine gave a sequence up, and with it the request."""
-        if self._is_aborted:
-            return
-        self._is_aborted = True
-        if self._rest is not None:
-            self._rest.cancel()
+        self._withdraw()
         error = ApiError("Request was aborted", status=500, kind="InternalServerError")
         self._answer(Answer(error.status, dump(error.body())), Ending.REFUSED)
 

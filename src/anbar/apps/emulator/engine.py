@@ -145,9 +145,16 @@ class EmulatedEngine(EngineState):
         await self.revive()
 
     async def _start(self) -> None:
+        if self.is_alive:  # of several that want it back, another was first
+            return
         await self.begin_life()
         self._server = HttpServer(self._service.handle, _LIMITS, refusal_answer=_refuse)
-        self.port = await self._listen(self._server)
+        try:
+            self.port = await self._listen(self._server)
+        except BaseException:
+            self._server = None
+            await self.end_life()
+            raise
 
     async def _end(self) -> None:
         server, self._server = self._server, None
@@ -178,8 +185,6 @@ class EmulatedEngine(EngineState):
             except OSError as error:
                 # The port that an engine has just died on may take a moment to be free.
                 if attempt + 1 == _BIND_ATTEMPTS or not self.port:
-                    self._server = None
-                    await self.end_life()
                     text = f"{settings.host}:{self.port} cannot be listened on: {error.strerror or error}"
                     raise StackError(text) from error
                 await asyncio.sleep(_BIND_RETRY_S)

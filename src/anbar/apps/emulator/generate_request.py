@@ -20,12 +20,13 @@ from anbar.apps.emulator.prompts import (
     check_truncation,
     check_vocabulary,
     completion_prompts,
+    has_ids,
     reused_prompt,
     too_long,
 )
 from anbar.apps.emulator.sampling import check_for_engine, check_sampling
 from anbar.apps.emulator.text import ModelText
-from anbar.apps.emulator.tools import ForcedCall, call_text, check_tools, forced_call
+from anbar.apps.emulator.tools import ForcedCall, check_tools, forced_call
 from anbar.apps.emulator.transfer_params import TransferParams, parse
 
 
@@ -73,6 +74,8 @@ class Generate:
     salt: str | None
     session: str | None
     prompts: tuple[tuple[int, ...], ...]
+    is_text: bool
+    """The prompts came as text, and have to be tokenized."""
     echoes: tuple[str, ...]
     """What is repeated before the answer to each prompt: the prompt, or a chat's last message."""
     n: int
@@ -93,6 +96,11 @@ class Generate:
         return self.shown.echo and self.max_tokens == 0 and not self.chat
 
     @property
+    def requires_call(self) -> bool:
+        """Some function must be called, whichever it is."""
+        return self.call is not None and not self.call.is_named
+
+    @property
     def reads_cache(self) -> bool:
         """False: the prefix cache is not looked up, since the prompt's log-probabilities must be computed."""
         return self.shown.prompt_logprobs is None
@@ -109,10 +117,13 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
     role = "assistant" if body.get("add_generation_prompt", True) else _last_role(body)
     if chat:
         check_tools(body, auto_tools=served.auto_tools)
-        prompts: tuple[tuple[int, ...], ...] = (reused_prompt(body, text) or chat_prompt(body, text),)
+        reused = reused_prompt(body, text)
+        prompts: tuple[tuple[int, ...], ...] = (reused or chat_prompt(body, text),)
+        is_text = reused is None
         echoes: tuple[str, ...] = (_last_content(body, role),)
     else:
         echoes, prompts = completion_prompts(body, text)
+        is_text = not has_ids(body["prompt"])
     longest = max(map(len, prompts))
     if longest == 0:
         raise ApiError("The decoder prompt cannot be empty")
@@ -137,6 +148,7 @@ def parse_generate(request: Request, body: Json, *, chat: bool, text: ModelText,
         salt=cast(str | None, body.get("cache_salt")),
         session=cast(str | None, body.get("session_id")),
         prompts=prompts,
+        is_text=is_text,
         echoes=echoes if body.get("echo") else ("",) * len(prompts),
         n=cast(int, body.get("n") or 1),
         rules=_rules(body, max_tokens, call),
@@ -174,7 +186,7 @@ def _rules(body: Json, max_tokens: int, call: ForcedCall | None) -> AnswerRules:
         stop=(stop,) if isinstance(stop, str) else tuple(cast(Sequence[str], stop)),
         include_stop=bool(body.get("include_stop_str_in_output")),
         stop_tokens=frozenset(cast(Sequence[int], body.get("stop_token_ids") or ())),
-        script=call_text(call) if call is not None else constrained_text(body),
+        script=call.text if call is not None else constrained_text(body),
     )
 
 

@@ -28,8 +28,8 @@ class _Choice:
     """One choice of the answer while it grows."""
 
     __slots__ = (
-        *("answer", "finish", "index", "logprobs", "num_sent", "num_tokens", "run", "stop_reason", "texts"),
-        "unsent",
+        *("answer", "finish", "index", "logprobs", "num_sent", "num_tokens", "run", "said", "stop_reason"),
+        *("texts", "unsent"),
     )
 
     def __init__(self, index: int, answer: Answer) -> None:
@@ -40,6 +40,8 @@ class _Choice:
         self.num_sent = 0
         self.texts: list[str] = []
         """Not sent yet."""
+        self.said = ""
+        """All of the text that was sent, of a streamed call."""
         self.unsent: list[int] = []
         self.logprobs: Logprobs | None = None
         """None: not wanted."""
@@ -69,6 +71,7 @@ class Generation:
         self._open_by_prompt = [request.n] * len(request.prompts)
         self._rest: asyncio.Handle | None = None
         """The turn that begins the next ones."""
+        self._is_aborted = False
 
     def start(self) -> None:
         """Give the engine its sequences, of very many the first ones."""
@@ -84,9 +87,13 @@ class Generation:
             choice = self._choice(len(self._choices))
             self._choices.append(choice)
             left -= _SEQUENCE_TOKENS + len(choice.answer.ids)
-        for choice in self._choices[num_begun:]:
-            self._state.submit(choice.run)
-        if len(self._choices) < self._num_choices:
+        begun = self._choices[num_begun:]
+        if self._is_aborted:
+            self._abort(begun)
+        else:
+            for choice in begun:
+                self._state.submit(choice.run)
+        if len(self._choices) < self._num_choices and self._seen.ending is Ending.RUNNING:
             self._rest = asyncio.get_running_loop().call_soon(self._begin_more)
 
     def _begin_more(self) -> None:
@@ -115,11 +122,12 @@ class Generation:
             request.reads_cache,
             request.transfer,
             self._sink.give_up,
+            len(prompt) if request.is_text else 0,
         )
         choice.run = state.sequence(
             plan,
             lambda number, finished: self._advance(choice, number, finished),
-            lambda: self._aborted(choice),
+            self._aborted,
         )
         return choice
 
@@ -137,13 +145,21 @@ class Generation:
             self._seen.end(Ending.FAULT)
             self._withdraw()
 
-    def _aborted(self, choice: _Choice) -> None:
-        """The engine gave the request up: it went to sleep."""
+    def _aborted(self) -> None:
+        """The engine gave a sequence up, since it went to sleep, and with it the request: what has begun ends
+        now, the rest as soon as it is made."""
+        self._is_aborted = True
+        self._abort([choice for choice in self._choices if choice.finish is None])
+
+    def _abort(self, choices: Sequence[_Choice]) -> None:
         try:
-            self._take(choice, Token(0, "", Finish.ABORT), generated=False)
-            self._close(choice)
+            for choice in choices:
+                self._state.withdraw(choice.run)
+                self._take(choice, Token(0, "", Finish.ABORT), generated=False)
+                self._close(choice)
         except FaultStruck:
             self._seen.end(Ending.FAULT)
+            self._withdraw()
 
     def _take(self, choice: _Choice, token: Token, *, generated: bool = True) -> None:
         choice.num_tokens += generated
@@ -188,9 +204,16 @@ class Generation:
         if choice.logprobs is not None and ids:
             logprobs = self._rendered(choice, choice.logprobs, ids, is_first)
         token = Token(token.id, text, token.finish, token.stop_reason)
-        piece = Piece(choice.index, token, ids, logprobs, is_first)
+        piece = Piece(choice.index, token, ids, logprobs, is_first, self._completes_call(choice, token))
         usage = self._continuous_usage(choice.index // request.n, choice.num_tokens)
         self._sink.event(shapes.token_chunk(request, self._created, piece, usage))
+
+    def _completes_call(self, choice: _Choice, token: Token) -> bool:
+        call = self._request.call
+        if call is None:
+            return False
+        choice.said += token.text
+        return token.finish is Finish.STOP and choice.said == call.text
 
     def _rendered(self, choice: _Choice, logprobs: Logprobs, ids: Sequence[int], is_first: bool) -> Json:
         """Log-probabilities of tokens, an echoed prompt's before the first ones."""

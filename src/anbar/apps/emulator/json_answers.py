@@ -6,14 +6,24 @@ Patterns, formats and conditions are not looked at.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import cast
+
+from anbar.apps.emulator.errors import ApiError
+from anbar.apps.emulator.text import whole_characters
 
 _MOST_VALUES = 1000
 """Schemas that refer to themselves would never end."""
 _MOST_NESTED = 64
 _MOST_CHARS = 1000
 _WORD = "water"
+_FAR = 2**53
+"""No bound of a number is as far away."""
+_LEAST, _MOST = (
+    ("minimum", "exclusiveMinimum", "minLength", "minItems"),
+    ("maximum", "exclusiveMaximum", "maxLength", "maxItems"),
+)
 
 Schema = Mapping[str, object]
 
@@ -24,8 +34,11 @@ def fitting(schema: object) -> object:
 
 
 def text_of(value: object) -> str:
-    """As a model writes it."""
-    return json.dumps(value, ensure_ascii=False)
+    """As a model writes it. ApiError for a value that is nested too deeply to be written."""
+    try:
+        return whole_characters(json.dumps(value, ensure_ascii=False))
+    except RecursionError as error:
+        raise ApiError("The schema is nested too deeply.") from error
 
 
 class _Maker:
@@ -50,9 +63,29 @@ class _Maker:
         for name in ("anyOf", "oneOf", "allOf"):
             branches = schema.get(name)
             if isinstance(branches, list) and branches:
-                rest = {other: value for other, value in schema.items() if other != name}
-                return self.value({**rest, **_mapping(branches[0])}, depth + 1)
+                whole: Schema = {other: value for other, value in schema.items() if other != name}
+                for branch in branches[: self._num_left if name == "allOf" else 1]:
+                    whole = self._with(whole, branch)
+                return self.value(whole, depth + 1)
         return self._of_kind(_kind(schema), schema, depth)
+
+    def _with(self, schema: Schema, branch: object) -> Schema:
+        """A schema that asks for what both do: all properties, and the tighter bounds."""
+        part = _mapping(branch)
+        self._num_left -= 1
+        if "$ref" in part and self._num_left > 0:
+            part = _mapping(self._referred(str(part["$ref"])))
+        both = {**schema, **part}
+        one, other = _mapping(schema.get("properties")), _mapping(part.get("properties"))
+        if one and other:
+            shared = {name: {"allOf": [one[name], other[name]]} for name in one if name in other}
+            both["properties"] = {**one, **other, **shared}
+        for names, tighter in ((_LEAST, max), (_MOST, min)):
+            for name in names:
+                bounds = [_number(of, name, math.inf) for of in (schema, part)]
+                if math.inf not in bounds:
+                    both[name] = tighter(bounds)
+        return both
 
     def _of_kind(self, kind: object, schema: Schema, depth: int) -> object:
         if kind == "object":
@@ -60,14 +93,17 @@ class _Maker:
             return {name: self.value(part, depth + 1) for name, part in parts.items() if self._num_left > 0}
         if kind == "array":
             items: list[object] = []
-            while len(items) < _number(schema, "minItems", 1) and self._num_left > 0:
+            least = min(_number(schema, "minItems", 1), _number(schema, "maxItems", _FAR))
+            while len(items) < least and self._num_left > 0:
                 items.append(self.value(schema.get("items", {}), depth + 1))
             return items
         if kind == "boolean":
             return True
         if kind == "null":
             return None
-        return _word(schema) if kind == "string" else _amount(schema, whole=kind == "integer")
+        if kind == "string":
+            return _word(schema)
+        return _whole(schema) if kind == "integer" else _amount(schema)
 
     def _referred(self, pointer: str) -> object:
         found: object = self._root
@@ -87,15 +123,31 @@ def _word(schema: Schema) -> str:
     return (_WORD * (least // len(_WORD) + 1))[: max(0, least, min(most, len(_WORD)))]
 
 
-def _amount(schema: Schema, *, whole: bool) -> float:
-    least = _number(schema, "minimum", _number(schema, "exclusiveMinimum", 0) + 1)
-    amount = min(least, _number(schema, "maximum", least))
-    return int(amount) if whole else amount
+def _whole(schema: Schema) -> int:
+    """One, or the number that is next to it within the bounds."""
+    least = math.ceil(_number(schema, "minimum", -_FAR))
+    above = math.floor(_number(schema, "exclusiveMinimum", -_FAR))
+    most = math.floor(_number(schema, "maximum", _FAR))
+    below = math.ceil(_number(schema, "exclusiveMaximum", _FAR))
+    return min(max(1, least, above + 1), most, below - 1)
+
+
+def _amount(schema: Schema) -> float:
+    """One, or a number near it within the bounds."""
+    above, below = _number(schema, "exclusiveMinimum", -_FAR), _number(schema, "exclusiveMaximum", _FAR)
+    least = max(_number(schema, "minimum", -_FAR), above)
+    most = min(_number(schema, "maximum", _FAR), below)
+    amount = min(max(1, least), most)
+    step = min(1, (most - least) / 2)
+    if amount == above:
+        return amount + step
+    return amount - step if amount == below else amount
 
 
 def _number(schema: Schema, name: str, default: float) -> float:
     value = schema.get(name)
-    return value if isinstance(value, int | float) and abs(value) < 2**53 else default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return cast(float, value) if is_number and abs(cast(float, value)) < _FAR else default
 
 
 def _mapping(value: object) -> Schema:

@@ -100,6 +100,7 @@ class EngineLoop:
         for run in runs.values():
             self.engine.abort(run.id)
             self._observer.supervise(run.on_abort, run.give_up)
+            run.forget()
         self._arouse()
         self._tell_if_done()
 

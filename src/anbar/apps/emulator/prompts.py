@@ -177,6 +177,11 @@ def too_long(num_tokens: int, max_model_len: int) -> ApiError:
     return refused(text, "input_tokens", num_tokens)
 
 
+def has_ids(prompts: object) -> bool:
+    """Whether typed prompts, of which there is at least one, are made of token ids: all are, or none."""
+    return isinstance(prompts, list) and isinstance((prompts or [""])[0], int | list)
+
+
 def _is_ids(value: object) -> bool:
     """Of a typed prompt: a list of numbers, which one text or list in it would not be."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], int)

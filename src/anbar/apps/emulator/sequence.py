@@ -81,6 +81,8 @@ class SequencePlan:
     transfer: TransferParams = NOTHING
     give_up: Callable[[], None] = _nothing
     """Ends the request when what is done with its tokens fails."""
+    num_text_tokens: int = 0
+    """Of a prompt that came as text and has to be tokenized first."""
 
 
 @dataclass(slots=True)
@@ -97,7 +99,7 @@ class SequenceRun:
     """A sequence while the engine has it. `on_tokens(number, finished)` is called at the end of each step
     that generated some; `on_abort()` when the engine itself gave it up; `give_up()` when one fails."""
 
-    __slots__ = ("give_up", "keys", "on_abort", "on_tokens", "request", "times")
+    __slots__ = ("give_up", "keys", "num_text_tokens", "on_abort", "on_tokens", "request", "times")
 
     def __init__(
         self,
@@ -112,6 +114,7 @@ class SequenceRun:
         self.on_tokens = on_tokens
         self.on_abort = on_abort
         self.give_up: Callable[[], None] = _nothing
+        self.num_text_tokens = 0
         self.times = Times(arrival_s)
 
     def forget(self) -> None:

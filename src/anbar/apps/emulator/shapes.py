@@ -102,6 +102,8 @@ def whole(
 
 def _chat_choice(request: Generate, index: int, choice: Finished) -> Json:
     calls = tool_calls(request.call, choice.text) if request.call is not None else []
+    # As in vLLM, an answer that was to be a call and is none says so too: its streams do not.
+    ended_by_call = request.requires_call and choice.finish is Finish.STOP
     message = {
         "role": request.role,
         "content": request.echoes[0] + ("" if request.call is not None else choice.text),
@@ -116,17 +118,11 @@ def _chat_choice(request: Generate, index: int, choice: Finished) -> Json:
         "index": index,
         "message": message,
         "logprobs": choice.logprobs,
-        "finish_reason": _finish_reason(request, choice.finish),
+        "finish_reason": "tool_calls" if ended_by_call else choice.finish.value,
         "stop_reason": choice.stop_reason,
         "token_ids": choice.ids if request.shown.token_ids else None,
         "routed_experts": None,
     }
-
-
-def _finish_reason(request: Generate, finish: Finish) -> str:
-    """An answer that ended with a call that was required, but not named, ended for it."""
-    is_call = request.call is not None and not request.call.is_named and finish is Finish.STOP
-    return "tool_calls" if is_call else finish.value
 
 
 def _completion_choice(request: Generate, index: int, choice: Finished) -> Json:
@@ -191,16 +187,20 @@ class Piece:
     ids: Sequence[int]
     logprobs: Json | None
     is_first: bool
+    completes_call: bool = False
+    """The text so far is the call that the request forces, and ends here."""
 
 
 def token_chunk(request: Generate, created: int, piece: Piece, usage: Usage | None) -> Json:
     """One token of one choice; `usage` for `continuous_usage_stats`."""
     token = piece.token
-    finish = _finish_reason(request, token.finish) if token.finish is not None else None
+    finish = token.finish.value if token.finish is not None else None
+    if request.requires_call and piece.completes_call:
+        finish = "tool_calls"
     choice: dict[str, object] = {"index": piece.index}
     if request.call is not None:
-        is_last = token.finish is Finish.STOP
-        choice["delta"] = call_delta(request.call, token.text, is_first=piece.is_first, is_last=is_last)
+        completes = piece.completes_call
+        choice["delta"] = call_delta(request.call, token.text, is_first=piece.is_first, completes=completes)
     elif request.chat:
         choice["delta"] = {"content": token.text}
     else:

@@ -200,13 +200,14 @@ class EngineState:
             wish=plan.transfer.wish,
         )
         run = SequenceRun(request, keys, on_tokens, on_abort, self.life.loop.clock.now_s())
-        run.give_up = plan.give_up
+        run.give_up, run.num_text_tokens = plan.give_up, plan.num_text_tokens
         return run
 
     def submit(self, run: SequenceRun) -> None:
-        """Let the engine have a sequence, once it is through the front end."""
+        """Let the engine have a sequence, once it is through the front end. Choices of a prompt that come
+        together wait together: as in vLLM it is tokenized once for all of them."""
         life = self.life
-        front_s = self.pace.cost.front_seconds(run.request.num_prompt_tokens) / self.settings.speed
+        front_s = self.pace.cost.front_seconds(run.num_text_tokens) / self.settings.speed
         if front_s <= 0:
             life.loop.submit(run)
             return
@@ -225,6 +226,7 @@ class EngineState:
         else:
             self.life.loop.withdraw(run)
             self._take_gauges()
+        run.forget()
 
     def sequence_finished(self, run: SequenceRun, finish: Finish, max_tokens: int) -> None:
         """A sequence ended, by itself or not."""

@@ -65,6 +65,11 @@ class ModelText:
         return TextStream(self.backend, prompt)
 
 
+def whole_characters(text: str) -> str:
+    """A text without halves of surrogate pairs, which JSON allows, but no tokenizer and no answer."""
+    return text.encode("utf-8", "replace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """What is known of a model from its configuration."""

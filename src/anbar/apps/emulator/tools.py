@@ -76,7 +76,14 @@ class ForcedCall:
     name: str
     is_named: bool
     """The request names the function; else any one is required, and the answer says which."""
-    arguments: object
+    arguments: str
+
+    @property
+    def text(self) -> str:
+        """What the model writes for it."""
+        if self.is_named:
+            return self.arguments
+        return f'[{{"name": {text_of(self.name)}, "parameters": {self.arguments}}}]'
 
 
 def forced_call(body: Json) -> ForcedCall | None:
@@ -87,14 +94,7 @@ def forced_call(body: Json) -> ForcedCall | None:
     functions = [cast(Json, tool["function"]) for tool in tools]
     name = _forced(choice) if isinstance(choice, dict) else str(functions[0]["name"])
     function = next(function for function in functions if function["name"] == name)
-    return ForcedCall(name, isinstance(choice, dict), fitting(function.get("parameters")))
-
-
-def call_text(call: ForcedCall) -> str:
-    """What the model writes for a call."""
-    if call.is_named:
-        return text_of(call.arguments)
-    return text_of([{"name": call.name, "parameters": call.arguments}])
+    return ForcedCall(name, isinstance(choice, dict), text_of(fitting(function.get("parameters"))))
 
 
 def _forced(choice: Json) -> str:
@@ -105,9 +105,7 @@ def tool_calls(call: ForcedCall, text: str) -> list[Json]:
     """The calls that a whole answer is read as; a text that was cut off may be none."""
     if call.is_named:
         return [_call(call.name, text)] if text.strip() else []
-    if text != call_text(call):
-        return []
-    return [_call(call.name, text_of(call.arguments))]
+    return [_call(call.name, call.arguments)] if text == call.text else []
 
 
 def _call(name: str, arguments: str, index: int | None = None) -> Json:
@@ -116,10 +114,11 @@ def _call(name: str, arguments: str, index: int | None = None) -> Json:
     return {**head, **place, "function": {"name": name, "arguments": arguments}}
 
 
-def call_delta(call: ForcedCall, text: str, *, is_first: bool, is_last: bool) -> Json:
-    """The `delta` of a chunk with a piece of a call's text. A required call comes whole in the last one."""
+def call_delta(call: ForcedCall, text: str, *, is_first: bool, completes: bool) -> Json:
+    """The `delta` of a chunk with a piece of a call's text. A required call comes whole in the chunk that
+    completes it, if one does."""
     if not call.is_named:
-        return {"tool_calls": [_call(call.name, text_of(call.arguments), 0)]} if is_last else {}
+        return {"tool_calls": [_call(call.name, call.arguments, 0)]} if completes else {}
     if is_first:
         return {"tool_calls": [_call(call.name, text, 0)]}
     return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}

@@ -33,7 +33,9 @@ def convert(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
             raise WrongField(name, f"unknown field {name!r}; allowed: {', '.join(types) or 'none'}")
         try:
             converted[name] = msgspec.convert(value, types[name])
-        except msgspec.ValidationError as error:
+            if isinstance(value, str):
+                value.encode()  # fails for half a surrogate pair
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise WrongField(name, f"{name} is {_shown(value)}, allowed: {_allowed(types[name])}") from error
     for field in fields(kind):  # type: ignore[arg-type]
         if field.default is MISSING and field.name not in converted:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from anbar.apps.stack.placement import split_cores
+from anbar.testing.engine_contract import Target
+from anbar.testing.engine_contract.tier_families import check_counters_of_tiers, check_tier_families
 from tests.engine.conftest import Launcher, unique
-from tests.engine.engine import BLOCK, Answer, Engine, EngineConfig, native, plain, story
+from tests.engine.engine import BLOCK, SERVED_NAME, Answer, Engine, EngineConfig, native, plain, story
 
 pytestmark = pytest.mark.native
 
@@ -85,6 +87,15 @@ def test_a_prompt_that_is_cached_to_its_end(engines: tuple[Engine, Engine]) -> N
         ids = engine.tokenize(prompt=story(30))[: 10 * BLOCK]
         engine.complete(ids, 2)
         assert engine.complete(ids, 1).cached == len(ids) - missing
+
+
+def test_metrics_of_tiers(engines: tuple[Engine, Engine]) -> None:
+    """The engine with a host tier has all metric families of one, as emulated ones have; the other none."""
+    plain, host = engines
+    check_tier_families(Target(plain.url, SERVED_NAME))
+    target = Target(host.url, SERVED_NAME, offloads=True, alone=True)
+    check_tier_families(target)
+    check_counters_of_tiers(target)
 
 
 def _common_prefix(

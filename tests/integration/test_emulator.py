@@ -317,6 +317,23 @@ async def test_admin_calls(tokenizer_dir: Path) -> None:
         assert (await post("/emulator/nothing", {})).status == 404
 
 
+async def test_the_dead_answer_nobody(tokenizer_dir: Path) -> None:
+    """When the call to restart is answered, a connection that is kept open from before gets no answer of the
+    old life: it breaks."""
+    async with emulated(tokenizer_dir) as engine, Raw.open(engine.port) as kept:
+        for path, answered in (("/emulator/restart", True), ("/health", False)):
+            kept.write(
+                b"%b %b HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+                % (b"POST" if answered else b"GET", path.encode())
+            )
+            if answered:
+                assert b"200" in await kept.reader.readline()
+                await kept.reader.readuntil(b"}")
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await kept.reader.readuntil(b"\n")
+        await eventually(lambda: engine.is_alive and not engine.is_changing)
+
+
 async def test_death_over_http(tokenizer_dir: Path) -> None:
     """`/emulator/die` cuts every connection and refuses new ones, for good or until the time given is over;
     then the engine is back on its port, cold."""

@@ -7,9 +7,9 @@ from anbar.apps.emulator import EmulatedEngine
 
 
 async def call(engine: EmulatedEngine, path: str, body: object = None) -> tuple[int, str]:
-    """Status and text of an answer; GET without a body, else POST."""
+    """Status and text of an answer; GET without a body, else POST of bytes or JSON."""
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.port, limit=1 << 26)
-    data = b"" if body is None else json.dumps(body).encode()
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     method = "GET" if body is None else "POST"
     head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
     writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + data)

@@ -217,6 +217,8 @@ def test_costs(tmp_path: Path, model_dir: Path) -> None:
         (["--max-num-seqs", "1.5"], "--max-num-seqs: '1.5'; allowed: whole numbers from 1$"),
         (["--kv-cache-memory-bytes", "4GiB"], "bytes: '4GiB'; allowed: whole numbers from 1, also as 2k"),
         (["--max-model-len", "1e400"], "--max-model-len: '1e400'; allowed"),
+        (["--max-model-len", "99999999999"], "blocks of 16 tokens, for a context of 99999999999, .*: up to"),
+        (["--num-gpu-blocks-override", "4194305"], "4194305 blocks .*: up to 4194304"),
         (["--max-model-len", "1.5K"], "--max-model-len: '1.5K'; allowed"),
         (["--kv-cache-memory-bytes", "1"], "bytes 1 is room for 0 blocks of 16 tokens, .*: from 107"),
         (["--port", "0", "stray"], "'stray' belongs to no flag"),

@@ -109,6 +109,32 @@ async def test_of_both(
     assert message.startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION, '{"prompt": "a", "model": "\\ud800"}'),
+        (COMPLETION, '{"prompt": "a", "request_id": "\\ud800"}'),
+        (CHAT, '{"messages": [], "\\ud800": 1, "model": "\\ud800"}'),
+        (COMPLETION, '{"prompt": "a", "seed": %s}' % ("9" * 5000)),
+        ("/tokenize", '{"prompt": "a", "x": %s}' % ("9" * 5000)),
+        ("/emulator/fault", '{"\\ud800": 1, "kind": "hang"}'),
+        ("/emulator/fault", '{"kind": "\\ud800"}'),
+        ("/emulator/fault", '{"kind": "status", "message": "\\ud800"}'),
+        ("/emulator/answer", '{"text": "\\ud800"}'),
+        ("/v1/load_lora_adapter", '{"lora_name": "\\ud800", "lora_path": "/x"}'),
+    ],
+)
+async def test_what_no_answer_could_repeat(model_dir: Path, path: str, body: str) -> None:
+    """Halves of surrogates and numbers of thousands of digits are refused, and nothing of them stays."""
+    settings = EngineSettings(model_dir=model_dir, port=0, shape=SHAPE, runtime_loras=True)
+    async with EmulatedEngine(settings) as engine:
+        status, text = await call(engine, path, body.encode())
+        assert status == 400, text
+        assert (await call(engine, COMPLETION, {"prompt": "a"}))[0] == 200
+        assert list(engine.adapters) == []
+        assert engine.num_defects == 0
+
+
 LATE = [
     {"logit_bias": {"275": 1}},
     {"stop_token_ids": [-1]},

@@ -157,7 +157,8 @@ class EngineClient:
                 f"{self.url} asks for an API key; --api-key-env NAME says which variable has it"
             )
         if reply.status != 200:
-            raise MeasureError(f"{self.url}{path} answers {reply.status}; is it a vLLM engine?")
+            hint = ", and the address without /v1" if self.url.endswith("/v1") else ""
+            raise MeasureError(f"{self.url}{path} answers {reply.status}; is it a vLLM engine{hint}?")
         return reply.body
 
     async def _fetch(self, path: str, body: bytes = b"") -> Fetched:

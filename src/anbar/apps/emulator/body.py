@@ -40,10 +40,12 @@ def _loads_slowly(data: bytes) -> object:
     """What is odd goes through the parser that vLLM's framework has: it takes some of it, and says where the
     rest is wrong."""
     try:
-        return json.loads(data.decode())
+        found = json.loads(data.decode())
+        json.dumps(found, ensure_ascii=False).encode()  # halves of surrogates, which no answer could repeat
+        return found
     except json.JSONDecodeError as error:
         raise _not_json(error) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, a number of thousands of digits, too deep
         raise FrameworkError("There was an error parsing the body") from error
 
 

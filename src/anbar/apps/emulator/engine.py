@@ -145,6 +145,7 @@ class EmulatedEngine(EngineState):
         await self.revive()
 
     async def _start(self) -> None:
+        self.is_dying = False
         if self.is_alive:  # of several that want it back, another was first
             return
         await self.begin_life()
@@ -191,8 +192,10 @@ class EmulatedEngine(EngineState):
         raise AssertionError("unreachable")
 
     def _later(self, dead_s: float) -> None:
-        """Die once the current answer is out; come back after `dead_s` (negative: never)."""
+        """Die once the current answer is out, and serve nobody meanwhile; come back after `dead_s` (negative:
+        never)."""
         self._num_orders += 1
+        self.is_dying = True
         task = asyncio.get_running_loop().create_task(self._die_for(dead_s, self._num_orders))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

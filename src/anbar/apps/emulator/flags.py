@@ -37,6 +37,8 @@ NUM_SEQS, NUM_BATCHED_TOKENS = 1024, 8192
 """vLLM's defaults of a server on an H100."""
 NUM_BLOCKS = 16_384
 """Where no flag says how large the device cache is: what an H100 has beside an 8B model, rounded down."""
+MAX_NUM_BLOCKS = 1 << 22
+"""About a gigabyte of the emulator's own memory."""
 MAX_MODEL_LEN = 8192
 """Where neither a flag nor the model's config.json says it."""
 NO_COST = "none"

@@ -14,6 +14,7 @@ from anbar.apps.emulator.flags import (
     AUTO_LEN,
     BLOCK_SIZE,
     MAX_MODEL_LEN,
+    MAX_NUM_BLOCKS,
     NO_COST,
     NUM_BATCHED_TOKENS,
     NUM_BLOCKS,
@@ -121,6 +122,11 @@ def _shape(flags: Flags, config: Mapping[str, Any], measured: EngineType | None)
         num_blocks = max(NUM_BLOCKS, least)
     elif flags.max_model_len == AUTO_LEN:
         longest = min(longest, (num_blocks - 1) * block_size)
+    if num_blocks > MAX_NUM_BLOCKS:
+        raise ConfigError(
+            f"{num_blocks} blocks of {block_size} tokens, for a context of {longest}, are more than an "
+            f"emulator has memory for; allowed: up to {MAX_NUM_BLOCKS}"
+        )
     num_tokens = measured.max_num_batched_tokens if measured is not None else NUM_BATCHED_TOKENS
     return EngineShape(
         block_size=block_size,

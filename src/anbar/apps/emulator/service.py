@@ -116,6 +116,9 @@ class Service:
         if path.startswith("/emulator"):
             self._serve(_Call(path, Sink(exchange, extra)))
             return
+        if state.is_dying:
+            exchange.cut()
+            return
         parse = self._work.get(path) if request.method == b"POST" else None
         seen = None
         if parse is not None:

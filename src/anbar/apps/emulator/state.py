@@ -88,6 +88,8 @@ class EngineState:
         """A fixed text that every request gets as its answer; None draws one from the prompt."""
         self.healthy = True
         """False: /health answers 503, as when the engine core died under a living API server."""
+        self.is_dying = False
+        """Told to die, it finishes its answer to that and breaks all other connections."""
         self.num_defects = 0
         """Requests that failed by the emulator's own fault."""
         self.adapters: dict[str, Adapter] = {}

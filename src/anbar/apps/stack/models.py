@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anbar.apps.emulator.tiny_model import write_tiny_model
-from anbar.apps.interpreter import Interpreter
+from anbar.apps.interpreter import Interpreter, checkout
 from anbar.apps.model import ensure_default, models_dir
 from anbar.apps.stack.placement import is_emulated, launched_entries
 from anbar.apps.stack.reporter import Reporter
@@ -51,9 +51,13 @@ def tokenizer_of(model: str, environ: Mapping[str, str]) -> Path | None:
 
 def no_tokenizer(model: str) -> str:
     """What follows for emulated engines, in words, and how they get the model's tokenizer."""
-    way = (
-        "`anbar model` unpacks it" if model == DEFAULT_MODEL else "name the model's directory in launch.model"
-    )
+    if model != DEFAULT_MODEL:
+        way = "name the model's directory in launch.model"
+    else:
+        way = (
+            "`make model` (which installs vLLM)" if checkout() else "`anbar model`, where vLLM is installed,"
+        )
+        way += " unpacks it"
     return (
         f"no tokenizer of {model} is here and none is fetched: the emulator's own takes its place, "
         f"about a token per letter; {way} to have the model's"

@@ -185,6 +185,7 @@ class Replay:
         waiting = engine.scheduler.waiting()
         yield "loading", [r.id for r in waiting if r.status is Status.LOADING], list(step.loading)
         yield "waiting", [r.id for r in waiting if r.status is not Status.LOADING], list(step.waiting)
+        yield "num_deferred", engine.num_deferred, step.num_deferred
         blocks = {r.id: tuple(r.blocks) for r in engine.scheduler.requests() if r.blocks}
         yield "blocks", blocks, step.blocks
         yield "free", engine.pool.free_order(), list(step.free)

@@ -113,6 +113,8 @@ class Step(msgspec.Struct, frozen=True):
     """Waiting for blocks of the host tier, in the order of the queue."""
     waiting: tuple[str, ...]
     """All that wait otherwise, in the order of the queue."""
+    num_deferred: int
+    """Of both: those that were passed over for a tier's sake."""
     blocks: dict[str, tuple[int, ...]]
     """Of every request that holds some, after scheduling."""
     free: tuple[int, ...]

@@ -200,6 +200,7 @@ class RecordingScheduler(Scheduler):  # type: ignore[misc]
             "running": tuple(request.request_id for request in self.running),
             "loading": tuple(request.request_id for request in loading),
             "waiting": tuple(request.request_id for request in waiting if request not in loading),
+            "num_deferred": len(self.deferred_waiting),
             "blocks": {id_: blocks for id_ in self.requests if (blocks := self._blocks(id_))},
             "free": self._free(),
             "loads": self._transfers(meta.load_jobs, store=False) if meta else (),

@@ -81,8 +81,10 @@ def test_a_loaded_prompt_runs_a_step_later_and_computes_its_last_token() -> None
     assert pieces(running) == []
     assert running.step.num_loaded_tokens == 16
     assert again.status is Status.LOADING
+    assert (engine.num_waiting, engine.num_deferred) == (1, 1)
     assert result.outputs == ()
     running, result = step(engine)
+    assert (engine.num_waiting, engine.num_deferred) == (0, 0)
     assert pieces(running) == [("b", 15, 1)]
     assert [output.finished for output in result.outputs] == [True]
     assert Stored(again, 0, tuple(again.keys.first(4)), None) in result.events

@@ -35,6 +35,8 @@ class Gauges:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0
+    """Of those that wait: for a tier, not for room."""
     usage: float = 0.0
     loading: Loading = field(default_factory=Loading)
 
@@ -82,8 +84,8 @@ def _gauges(page: Page, gauges: Gauges, sleep_level: int | None) -> None:
     page.sample("vllm:num_requests_waiting", gauges.num_waiting)
     name = "vllm:num_requests_waiting_by_reason"
     page.family(name, "gauge", "Number of waiting requests by reason.")
-    page.sample(name, gauges.num_waiting, {"reason": "capacity"})
-    page.sample(name, 0, {"reason": "deferred"})
+    page.sample(name, gauges.num_waiting - gauges.num_deferred, {"reason": "capacity"})
+    page.sample(name, gauges.num_deferred, {"reason": "deferred"})
     name = "vllm:engine_sleep_state"
     page.family(name, "gauge", "Engine sleep state; awake = 1 means engine is awake.")
     page.sample(name, sleep_level is None, {"sleep_state": "awake"})

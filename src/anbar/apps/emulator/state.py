@@ -295,7 +295,9 @@ class EngineState:
 
     def _take_gauges(self) -> None:
         engine = self.life.engine
-        self.life.gauges = Gauges(engine.num_running, engine.num_waiting, engine.usage, engine.loading)
+        self.life.gauges = Gauges(
+            engine.num_running, engine.num_waiting, engine.num_deferred, engine.usage, engine.loading
+        )
         if self.settings.serves_adapters:
             self.life.adapters[self.life.loop.adapters()] = time.time()
 

@@ -100,6 +100,11 @@ class Engine:
         return self.scheduler.num_waiting
 
     @property
+    def num_deferred(self) -> int:
+        """Of those that wait: for a tier, not for room."""
+        return self.scheduler.num_deferred
+
+    @property
     def usage(self) -> float:
         """Share of the device's blocks that requests hold, 0..1."""
         return self.pool.usage

@@ -73,6 +73,8 @@ class Scheduler:
         self._waiting: deque[EngineRequest] = deque()
         self._holding: deque[EngineRequest] = deque()
         """Waiting requests that hold blocks, loading or loaded; always tried before the others."""
+        self._deferred: set[EngineRequest] = set()
+        """Waiting requests that were once passed over for a tier's sake, not for want of room."""
         self._prefilling: set[EngineRequest] = set()
         """Requests that are loading, or have prompt left to compute: loads must leave room for them."""
         self._loaded: set[EngineRequest] = set()
@@ -90,6 +92,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._holding)
+
+    @property
+    def num_deferred(self) -> int:
+        """Of those that wait: for a tier, not for room (vLLM's `num_skipped_waiting_reqs`)."""
+        return len(self._deferred)
 
     @property
     def loading(self) -> Loading:
@@ -252,6 +259,7 @@ class Scheduler:
         assert all(request.status is Status.RUNNING for request in self._running)
         assert all(request.num_computed and request.blocks for request in (*self._running, *self._holding))
         assert not any(request.num_computed or request.blocks for request in self._waiting)
+        assert self._deferred <= {*self._waiting, *self._holding}, "deferred, but not waiting"
         assert len(self._running) <= self._shape.max_num_seqs
 
     def _schedule_running(self, step: Step) -> int:
@@ -317,6 +325,7 @@ class Scheduler:
                 step.num_admitted += 1
                 budget -= step.pieces[-1].num_new
             else:
+                self._deferred.add(request)
                 (skipped_holding if request.num_computed else skipped).append(request)
         self._is_blocked = not skipped and not skipped_holding
         self._holding.extendleft(reversed(skipped_holding))
@@ -349,6 +358,7 @@ class Scheduler:
             request.status = Status.LOADING
             return _Verdict.SKIPPED
         request.status = Status.RUNNING
+        self._deferred.discard(request)
         self._running.append(request)
         step.pieces.append(Piece(request, found.num_computed, num_new))
         return _Verdict.ADMITTED
@@ -436,6 +446,7 @@ class Scheduler:
         if self._connector is not None:
             self._connector.close(request)
         self._ended.append(request)
+        self._deferred.discard(request)
         self._to_load.discard(request)
         self._prefilling.discard(request)
         if not keeps_blocks:

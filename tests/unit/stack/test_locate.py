@@ -65,7 +65,7 @@ def test_tokenizer_that_is_not_here(tmp_path: Path, model: str) -> None:
     assert (tmp_path / TINY_MODEL / "tokenizer.json").is_file()
     assert len(said) == 1
     assert f"no tokenizer of {model} is here" in said[0]
-    assert ("`anbar model`" if model == "smollm2-135m-instruct" else "launch.model") in said[0]
+    assert ("`make model`" if model == "smollm2-135m-instruct" else "launch.model") in said[0]
 
 
 def test_real_engines(tmp_path: Path) -> None:

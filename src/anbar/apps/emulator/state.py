@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import cast
 
 from anbar.adapters.vllm.block_hash import root_hash
 from anbar.apps.emulator.answers import Answer, AnswerRules, Finish, Writer
@@ -27,7 +26,6 @@ from anbar.apps.emulator.tier_stats import TierStats
 from anbar.core.ids import RequestId
 from anbar.sim.engine.engine import Engine, Tiers
 from anbar.sim.engine.events import EngineEvent
-from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import EngineRequest
 from anbar.sim.engine.step import Step, StepResult
 
@@ -136,7 +134,7 @@ class EngineState:
             publisher = SpoilingPublisher(settings.events, self.event_faults)
             await publisher.start()
         # The pace stands for the cost that it has at the moment.
-        engine = Engine(settings.shape, cast(StepCost, self.pace), Tiers(settings.host_tier, settings.shared))
+        engine = Engine(settings.shape, self.pace, Tiers(settings.host_tier, settings.shared))
         clock = ModelClock(asyncio.get_running_loop(), settings.speed)
         generates = settings.runner is Runner.GENERATE
         tiers = TierStats(settings) if settings.host_tier is not None else None

@@ -19,6 +19,7 @@ _GOOD: dict[str, Json] = {
     TOKENIZE: {},
     DETOKENIZE: {},
 }
+NO_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 VALUE, TYPE = "BadRequestError", "Bad Request"
 """Error types: a value that vLLM refuses; a body that does not fit the fields' types."""
 

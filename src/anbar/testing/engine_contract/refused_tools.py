@@ -6,6 +6,7 @@ Source: vLLM 0.32 `entrypoints/openai/chat_completion/protocol.py`, `entrypoints
 from anbar.testing.engine_contract.refusals import (
     CHATS,
     COMPLETIONS,
+    NO_OBJECT,
     TOKENIZE,
     TYPE,
     Refusal,
@@ -17,7 +18,6 @@ from anbar.testing.engine_contract.target import Json, Target, needs
 
 _TOOLS: Json = {"tools": [{"type": "function", "function": {"name": "f"}}]}
 _USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
-_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 _NO_TOOLS = "When using `tool_choice`, `tools` must be set."
 
 
@@ -30,7 +30,7 @@ def check_refused_tools(target: Target) -> None:
             "`tools` must not be an empty array. "
             "Either provide at least one tool or omit the field entirely.",
         ),
-        typed("tools.0", [1], "model_attributes_type", _OBJECT, "1"),
+        typed("tools.0", [1], "model_attributes_type", NO_OBJECT, "1"),
         typed("tools.0.function", [{}], "missing", "Field required", "<dict of 0 items>"),
         typed("tools.0.function.name", [{"function": {}}], "missing", "Field required", "<dict of 0 items>"),
         typed(

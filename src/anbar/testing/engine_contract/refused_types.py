@@ -8,6 +8,7 @@ from dataclasses import replace
 from anbar.testing.engine_contract.refusals import (
     CHATS,
     COMPLETIONS,
+    NO_OBJECT,
     TOKENIZE,
     TYPE,
     Refusal,
@@ -22,7 +23,6 @@ _BOOLEAN = "Input should be a valid boolean, unable to interpret input"
 _STRING = "Input should be a valid string"
 _DICTIONARY = "Input should be a valid dictionary"
 _LIST = "Input should be a valid list"
-_OBJECT = "Input should be a valid dictionary or object to extract fields from"
 _BOTH = (
     typed("model", 5, "string_type", _STRING, "5"),
     typed("max_tokens", "many", "int_parsing", _INTEGER, "many"),
@@ -120,7 +120,7 @@ def check_refused_shapes(target: Target) -> None:
         ),
     )
     checked(target, COMPLETIONS, rows)
-    options = typed("stream_options", "x", "model_attributes_type", _OBJECT, "x")
+    options = typed("stream_options", "x", "model_attributes_type", NO_OBJECT, "x")
     checked(target, COMPLETIONS, [replace(options, fields={"stream": True, **options.fields})])
     chats = (
         typed("messages", "hello", "list_type", _LIST, "hello"),
@@ -146,7 +146,7 @@ def check_bodies(target: Target) -> None:
         "'input': '<dict of 0 items>', 'ctx': {{'error': '{}'}}}}"
     )
     missing = "{'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'}"
-    shape = "{{'type': 'model_attributes_type', 'loc': 'body', 'msg': '" + _OBJECT + "', 'input': '{}'}}"
+    shape = "{{'type': 'model_attributes_type', 'loc': 'body', 'msg': '" + NO_OBJECT + "', 'input': '{}'}}"
     bodies: tuple[tuple[bytes, str, str], ...] = (
         (b'{"model": ', invalid.format(10, "Expecting value"), "body.10"),
         (b'{"a": 1} x', invalid.format(9, "Extra data"), "body.9"),

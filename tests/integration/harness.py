@@ -63,7 +63,7 @@ class Raw:
     def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> None:
         """Send a POST; `body` is bytes or goes as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = {"host": "test", "content-type": "application/json", "content-length": str(len(data))}
+        lines = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(data))}
         head = "".join(f"{k}: {v}\r\n" for k, v in (lines | dict(headers or {})).items())
         self.write(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
 
@@ -115,7 +115,7 @@ async def call(
             raw.post(path, body, headers)
         else:
             lines = "".join(f"{k}: {v}\r\n" for k, v in (headers or {}).items())
-            raw.write(f"{method} {path} HTTP/1.1\r\nhost: test\r\n{lines}\r\n".encode())
+            raw.write(f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}\r\n".encode())
         return await asyncio.wait_for(raw.answer(), PATIENCE_S)
 
 

@@ -161,6 +161,14 @@ class ClientKvFields(StrEnum):
     ALLOW = "allow"
 
 
+class ExplainHeader(StrEnum):
+    """Who may ask with `x-anbar-explain: 1` for the reasons in the answer's header of that name."""
+
+    LOCAL = "local"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The small model that `anbar model` unpacks: real, Apache-2.0, and quick enough for two CPU cores."""
 
@@ -295,6 +303,19 @@ class CacheConfig(_Model):
     """Used when `mode` is shared."""
 
 
+class ExplainConfig(_Model):
+    """What the router can say afterwards of a choice: `GET /admin/explain/{request_id}`, `anbar explain`."""
+
+    keep: Annotated[Int, Field(ge=0, le=100_000)] = 1000
+    """Number of requests, the last ones, whose choice can be explained; some 4 kB each with 8 engines. 0:
+    none."""
+
+    header: ExplainHeader = ExplainHeader.LOCAL
+    """Who gets the header `x-anbar-explain` for the asking. local: clients on this machine that no proxy
+    stands before. It tells of all engines what they hold of the prompt and how busy they are, which a
+    stranger could use to find out what others asked. always, never: everybody, nobody."""
+
+
 class RouterConfig(_Model):
     """The one endpoint that clients talk to."""
 
@@ -331,6 +352,9 @@ class RouterConfig(_Model):
     client_kv_fields: ClientKvFields = ClientKvFields.REFUSE
     """refuse: a request that carries `kv_transfer_params` or `cache_salt` gets 400, since a client that names
     a remote host would make an engine connect to it. allow: passed on; only for clients you trust."""
+
+    explain: ExplainConfig = Field(default_factory=ExplainConfig)
+    """Why requests went where they went."""
 
 
 def _default_engines() -> tuple[EngineConfig, ...]:

@@ -42,6 +42,12 @@ class AttemptFailure(Enum):
     """The router itself had no file descriptor left for a connection."""
 
 
+class TrafficClass(Enum):
+    """Whose request it is, as far as metrics tell them apart: few, and none of a client's making."""
+
+    DEFAULT = "default"
+
+
 class RequestFacts(msgspec.Struct, kw_only=True):
     """What is noted of a request. Times are seconds; counts of tokens are 0 when unknown."""
 
@@ -53,6 +59,7 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     status: int = 0
     engine: EngineId | None = None
     stream: bool = False
+    traffic_class: TrafficClass = TrafficClass.DEFAULT
     policy: str = ""
     reason: str = ""
     degraded: str = ""
@@ -64,6 +71,12 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     reported_cached_tokens: int | None = None
     predicted_ttft_s: float = 0.0
     ttft_s: float | None = None
+    """From the request's last byte in to the answer's first byte out."""
+    engine_ttft_s: float | None = None
+    """From sending to the engine that answered to its first byte: what `predicted_ttft_s` predicts, if the
+    answer is streamed."""
+    queue_s: float = 0.0
+    """Time that the request waited in the router's own queue."""
     tokenize_s: float = 0.0
     num_chunks: int = 0
     mean_gap_s: float = 0.0
@@ -88,6 +101,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 
     engine: EngineId
     failure: AttemptFailure
+    request_id: RequestId = RequestId("")
 
 
 class EngineStateChanged(msgspec.Struct, frozen=True):

@@ -1,11 +1,39 @@
-"""Which engines may serve a request at all."""
+"""Which engines may serve a request at all, and why the others may not."""
 
 from collections.abc import Sequence
+from enum import Enum
 
 from anbar.core.errors import NoEngine
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.refusals import prompt_too_long, unknown_model
 from anbar.core.request import RouteQuery
+
+
+class Verdict(Enum):
+    """What the filters say of one engine for one request."""
+
+    ABLE = "able"
+    """It may serve the request."""
+    NOT_PROBED = "not_probed"
+    """It has not said yet which models it serves."""
+    OTHER_MODEL = "other_model"
+    """It does not serve the request's model."""
+    TOO_LONG = "too_long"
+    """The prompt leaves no room in its context."""
+    STARTING = "starting"
+    """No probe of it has succeeded yet."""
+    UNHEALTHY = "unhealthy"
+    """Its last probe or a request to it failed."""
+    DRAINING = "draining"
+    """It finishes what it has and gets nothing new."""
+
+
+_OF_STATE = {
+    EngineState.READY: Verdict.ABLE,
+    EngineState.STARTING: Verdict.STARTING,
+    EngineState.UNHEALTHY: Verdict.UNHEALTHY,
+    EngineState.DRAINING: Verdict.DRAINING,
+}
 
 
 def fits(query: RouteQuery, engine: EngineView) -> bool:
@@ -18,11 +46,23 @@ def fits(query: RouteQuery, engine: EngineView) -> bool:
     return not query.token_ids or not engine.max_model_len or query.num_tokens < engine.max_model_len
 
 
+def verdict(query: RouteQuery, engine: EngineView) -> Verdict:
+    """Whether `engine` may serve `query`; if not, the first rule that is against it, lasting ones first."""
+    if query.model not in engine.models:
+        return Verdict.OTHER_MODEL if engine.models else Verdict.NOT_PROBED
+    if not fits(query, engine):
+        return Verdict.TOO_LONG
+    return _OF_STATE[engine.state]
+
+
 def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
     """The engines that are ready, serve the model and have a context long enough, in the given order.
 
     Raises `RequestError` or `NoEngine` as `Policy.decide` does; never returns an empty list.
     """
+    able = [engine for engine in engines if verdict(query, engine) is Verdict.ABLE]
+    if able:
+        return able
     serving = [engine for engine in engines if query.model in engine.models]
     if not serving:
         if not engines or any(not engine.models for engine in engines):
@@ -31,8 +71,5 @@ def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineV
     fitting = [engine for engine in serving if fits(query, engine)]
     if not fitting:
         raise prompt_too_long(query.num_tokens, max(engine.max_model_len for engine in serving))
-    ready = [engine for engine in fitting if engine.state is EngineState.READY]
-    if not ready:
-        states = ", ".join(f"{engine.id} is {engine.state.value}" for engine in fitting)
-        raise NoEngine(f"no engine that serves {query.model!r} is ready: {states}")
-    return ready
+    states = ", ".join(f"{engine.id} is {engine.state.value}" for engine in fitting)
+    raise NoEngine(f"no engine that serves {query.model!r} is ready: {states}")

@@ -50,6 +50,11 @@ def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:
     return engine.num_decoding * prediction.prefill_s
 
 
+def host_load_s(engine: EngineView, prediction: Prediction) -> float:
+    """The part of `prediction.load_s` that is spent on the host tier; the rest is the shared store's."""
+    return _load_s(engine, Tier.HOST, prediction.match.host - prediction.match.device)
+
+
 def busyness(engine: EngineView) -> tuple[int, int]:
     """Orders engines by load alone: requests in flight, then prompt tokens queued."""
     return engine.num_in_flight, engine.queued_prefill_tokens

@@ -18,9 +18,11 @@ from anbar.adapters.http.server import HttpServer
 from anbar.adapters.http.upstream import Endpoint as Address
 from anbar.adapters.http.upstream import UpstreamPool
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, EngineFacts, Fleet
+from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
 from anbar.apps.router.prompts import Prompts
+from anbar.config.models import ExplainConfig
 from anbar.core.clock import ManualClock
 from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
@@ -227,6 +229,7 @@ async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIte
             emit=events.append,
             clock=ManualClock(),
             client_kv=ClientKv.REFUSE,
+            explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
         )
         flow = Flow(parts)
         server = HttpServer(lambda exchange: flow.start(exchange, Endpoint.COMPLETIONS), SERVER_LIMITS)

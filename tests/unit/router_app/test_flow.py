@@ -174,7 +174,7 @@ async def test_refused_connection_falls_back() -> None:
     assert text.endswith(ANSWER)
     assert b"x-anbar-engine: b\r\n" in text
     assert (event.engine, event.num_attempts) == ("b", 2)
-    assert AttemptFailed(path.fleet["a"].id, AttemptFailure.UNREACHABLE) in path.events
+    assert AttemptFailed(path.fleet["a"].id, AttemptFailure.UNREACHABLE, event.request_id) in path.events
 
 
 @pytest.mark.parametrize("script", [die, hang], ids=["dies", "hangs"])
@@ -274,10 +274,10 @@ async def test_router_without_file_descriptors_blames_no_engine() -> None:
             writer.write(post(REQUEST))
             text = await within(reader.read())
         writer.transport.abort()
-        await path.finished()
+        event = await path.finished()
         assert path.fleet["a"].health.state is EngineState.READY
     assert b"no file descriptor left" in text
-    assert AttemptFailed(path.fleet["a"].id, AttemptFailure.NO_DESCRIPTOR) in path.events
+    assert AttemptFailed(path.fleet["a"].id, AttemptFailure.NO_DESCRIPTOR, event.request_id) in path.events
 
 
 @pytest.mark.parametrize("status", [b"502 Bad Gateway", b"503 Service Unavailable", b"504 Gateway Timeout"])

@@ -87,7 +87,7 @@ async def becomes(router: Router, *states: EngineState) -> None:
 
 async def get(port: int, path: str, method: str = "GET", extra: str = "") -> tuple[int, Any, bytes]:
     text = await ask(
-        port, f"{method} {path} HTTP/1.1\r\nhost: r\r\nconnection: close\r\n{extra}\r\n".encode()
+        port, f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n{extra}\r\n".encode()
     )
     head, _, body = text.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body) if body[:1] == b"{" else body, head

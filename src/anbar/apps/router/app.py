@@ -21,6 +21,8 @@ from anbar.apps.clock import SystemClock
 from anbar.apps.router.build import attach, attached, cache_setup, server_limits, upstream_limits
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
+from anbar.apps.router.explain import ExplainLog
+from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
@@ -68,6 +70,7 @@ class Router:
                 interval_s=router.health_interval_s,
             )
         )
+        self.explain = ExplainLog(router.explain, time.time)
         self.flow = Flow(
             FlowParts(
                 fleet=self.fleet,
@@ -77,11 +80,20 @@ class Router:
                 emit=self.emit,
                 clock=clock,
                 client_kv=ClientKv(router.client_kv_fields.value),
+                explain=self.explain,
             )
         )
         self.state = RouterState()
         endpoints = Endpoints(
-            EndpointParts(self.flow, self.fleet, self.index, self.state, self._metrics.render, self.emit)
+            EndpointParts(
+                self.flow,
+                self.fleet,
+                self.index,
+                self.state,
+                self._metrics.render,
+                self.emit,
+                ExplainEndpoint(self.explain),
+            )
         )
         self._server = HttpServer(
             endpoints.handle,

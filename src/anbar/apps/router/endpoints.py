@@ -10,9 +10,11 @@ from anbar.adapters.http.message import Answer, error_answer, json_answer
 from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.failures import internal
 from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
+from anbar.apps.router.local import must_be_local
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -20,6 +22,7 @@ from anbar.core.refusals import unknown_model
 from anbar.route import PrefixIndex
 
 _MODEL = b"/v1/models/"
+_EXPLAIN = b"/admin/explain/"
 _METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -47,6 +50,7 @@ class EndpointParts:
     state: RouterState
     render_metrics: Callable[[], bytes]
     emit: Emit
+    explain: ExplainEndpoint
 
 
 class Endpoints:
@@ -61,6 +65,7 @@ class Endpoints:
             b"/ready": self._ready,
             b"/metrics": self._metrics,
             b"/admin/engines": self._engines,
+            b"/admin/explain": parts.explain.last,
             b"/version": self._version,
         }
 
@@ -86,6 +91,8 @@ class Endpoints:
         answered = self._answered.get(path)
         if answered is None and path.startswith(_MODEL) and path != _MODEL:
             answered = self._model
+        if answered is None and path.startswith(_EXPLAIN) and path != _EXPLAIN:
+            answered = self._parts.explain.one
         method = exchange.request.method
         if answered is not None and method in (b"GET", b"HEAD"):
             return answered(exchange)
@@ -134,8 +141,7 @@ class Endpoints:
         return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))
 
     def _engines(self, exchange: Exchange) -> Answer:
-        if not exchange.request.peer_is_local:
-            raise RequestError("Only for clients on this machine.", status=403, code="local_only")
+        must_be_local(exchange.request)
         stats = self._parts.index.stats()
         index = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
         engines = [_describe(engine) for engine in self._parts.fleet]

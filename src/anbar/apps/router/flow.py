@@ -6,7 +6,7 @@ parse → tokenize → match → decide → forward (`forward.py`) → one event
 import asyncio
 from dataclasses import dataclass
 
-from anbar.adapters.http.message import Answer, error_answer
+from anbar.adapters.http.message import Answer, Header, error_answer
 from anbar.adapters.http.openai import (
     ApiRequest,
     ClientKv,
@@ -17,6 +17,7 @@ from anbar.adapters.http.openai import (
 )
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
 from anbar.apps.router.forward import Forwarder, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
@@ -30,6 +31,7 @@ from anbar.core.outcome import Emit, Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
 from anbar.route import Policy, PrefixIndex
+from anbar.route.explain import note_decision
 
 CLIENT_CLOSED = 499
 """The status in logs and metrics of a request whose client went away (nginx's number)."""
@@ -48,6 +50,7 @@ class FlowParts:
     emit: Emit
     clock: Clock
     client_kv: ClientKv
+    explain: ExplainLog
 
 
 class Flow:
@@ -78,7 +81,7 @@ class Flow:
             endpoint=endpoint.value,
             started_s=parts.clock.now_s(),
         )
-        ids = id_headers(record.request_id)
+        ids: list[Header] = [*id_headers(record.request_id)]
         try:
             await self._serve(exchange, endpoint, record)
         except asyncio.CancelledError:
@@ -89,8 +92,10 @@ class Flow:
             record.ended(Outcome.REFUSED, error.status)
             exchange.answer(error_answer(error, ids))
         except NoEngine as error:
+            ids += parts.explain.headers(exchange.request, record)
             self._answer_failure(exchange, record, Outcome.NO_ENGINE, no_engine(error, ids))
         except UpstreamError as error:
+            ids += parts.explain.headers(exchange.request, record)
             self._answer_failure(exchange, record, Outcome.UPSTREAM_FAILED, upstream_failed(error, ids))
         except Exception as error:  # noqa: BLE001 - the supervisor of a request
             parts.emit(SupervisorCaught("request", type(error).__name__))
@@ -124,10 +129,12 @@ class Flow:
             check_length(api, len(tokens.ids), max_model_len)
         query = self._query(record, api, tokens.ids, serving[0], num_body_bytes)
         record.num_prompt_tokens = query.num_tokens
-        route = self._decide(query, api)
+        route = self._decide(query, api, tokens.note, record)
         record.policy, record.reason = route.policy, route.reason
         head = forwarded(exchange.request, record.request_id)
-        await self._forwarder.forward(Job(exchange, api, query, route, head, tokens.note), record)
+        explanation = parts.explain.headers(exchange.request, record)
+        job = Job(exchange, api, query, route, head, tokens.note, explanation)
+        await self._forwarder.forward(job, record)
 
     def _serving(self, model: str) -> list[Engine]:
         fleet = self._parts.fleet
@@ -151,10 +158,18 @@ class Flow:
             cache_salt=api.cache_salt,
         )
 
-    def _decide(self, query: RouteQuery, api: ApiRequest) -> Route:
+    def _decide(self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record) -> Route:
         parts = self._parts
         matches: dict[EngineId, PrefixMatch] = {}
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]
             matches = parts.index.match(query, ready, parts.clock.now_s())
-        return parts.policy.decide(query, parts.fleet.views(), matches)
+        views = parts.fleet.views()
+        degraded = {engine.id: engine.degraded() for engine in parts.fleet}
+        route = None
+        try:
+            route = parts.policy.decide(query, views, matches)
+        finally:  # also that nothing could serve it is to be explained
+            record.decision = note_decision(query, tokens_note, views, degraded, route)
+            parts.explain.add(record)
+        return route

@@ -9,21 +9,22 @@ Everything else an engine answers, 4xx, 429 and 500 included, is the answer. A r
 on after they had it is not given to a third: it may be what kills them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from anbar.adapters.http.message import Header
 from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
-from anbar.apps.router.record import Record
+from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError, UpstreamTimeout
 from anbar.core.fleet import Route
-from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome
 from anbar.core.request import RouteQuery
 from anbar.route import PrefixIndex
@@ -49,6 +50,8 @@ class Job:
     route: Route
     head: bytes
     tokens_note: str
+    explanation: Sequence[Header] = ()
+    """What the client's answer carries beside the headers that all have."""
 
 
 class _Unavailable(UpstreamError):
@@ -78,7 +81,7 @@ class Forwarder:
                 await self._try(job, engine, record, must_answer=not has_next)
             except UpstreamError as error:
                 failure = error
-                self._attempt_failed(engine, error)
+                self._attempt_failed(engine, error, record)
                 num_executions += not isinstance(error, ConnectFailed | NoDescriptor | _Unavailable)
                 if num_executions >= MAX_EXECUTIONS:
                     break
@@ -86,7 +89,7 @@ class Forwarder:
                 return
         raise failure
 
-    def _attempt_failed(self, engine: Engine, error: UpstreamError) -> None:
+    def _attempt_failed(self, engine: Engine, error: UpstreamError, record: Record) -> None:
         match error:
             case _Unavailable():
                 kind = AttemptFailure.UNAVAILABLE
@@ -96,7 +99,9 @@ class Forwarder:
                 kind = AttemptFailure.TIMEOUT
             case _:
                 kind = AttemptFailure.UNREACHABLE
-        self._emit(AttemptFailed(engine.id, kind))
+        self._emit(AttemptFailed(engine.id, kind, record.request_id))
+        after_s = self._clock.now_s() - record.started_s
+        record.failed.append(FailedAttempt(engine.id, kind, str(error), after_s))
         if kind in _ENGINES_FAULT:
             engine.health.connection_failed(str(error))
 
@@ -118,6 +123,7 @@ class Forwarder:
                 share.first_byte()
                 now_s = self._clock.now_s()
                 record.ttft_s = now_s - record.started_s
+                record.engine_ttft_s = now_s - sent_s
                 await self._relay(job, reply, record)
             finally:
                 reply.close()
@@ -140,14 +146,7 @@ class Forwarder:
             self._index.refute_shared(engine.id, job.query, reported)
 
     async def _relay(self, job: Job, reply: Reply, record: Record) -> None:
-        headers = answer_headers(
-            reply.headers,
-            record.request_id,
-            engine=_first(record.engine, EngineId("")),
-            num_predicted=record.predicted_cached_tokens,
-            policy=job.route.policy,
-            degraded=record.degraded,
-        )
+        headers = answer_headers(reply.headers, record, job.explanation)
         job.exchange.begin(reply.status, headers, reply.length)
         is_stream = any(k == b"content-type" and b"text/event-stream" in v for k, v in reply.headers)
         relay = Relay(job.exchange, self._clock, is_stream)

@@ -5,8 +5,9 @@ import secrets
 from collections.abc import Sequence
 
 from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
+from anbar.apps.router.record import Record
 from anbar.core.errors import RequestError
-from anbar.core.ids import EngineId, RequestId
+from anbar.core.ids import RequestId
 
 _REQUEST_DROPPED = HOP_BY_HOP | {
     b"host",
@@ -55,21 +56,14 @@ def forwarded(request: Request, rid: RequestId) -> bytes:
     return render_headers(kept)
 
 
-def answer_headers(
-    headers: list[Header],
-    rid: RequestId,
-    *,
-    engine: EngineId,
-    num_predicted: int,
-    policy: str,
-    degraded: str,
-) -> bytes:
+def answer_headers(headers: list[Header], record: Record, explanation: Sequence[Header] = ()) -> bytes:
     """Rendered header lines of an engine's answer, with the router's own added."""
     kept = end_to_end(headers, _ANSWER_DROPPED)
-    kept += id_headers(rid)
-    kept.append((b"x-anbar-engine", engine.encode()))
-    kept.append((b"x-anbar-cached-tokens-predicted", b"%d" % num_predicted))
-    kept.append((b"x-anbar-policy", policy.encode()))
-    if degraded:
-        kept.append((b"x-anbar-degraded", degraded.encode()))
+    kept += id_headers(record.request_id)
+    kept.append((b"x-anbar-engine", (record.engine or "").encode()))
+    kept.append((b"x-anbar-cached-tokens-predicted", b"%d" % record.predicted_cached_tokens))
+    kept.append((b"x-anbar-policy", record.policy.encode()))
+    if record.degraded:
+        kept.append((b"x-anbar-degraded", record.degraded.encode()))
+    kept += explanation
     return render_headers(kept)

@@ -1,17 +1,39 @@
 """What is noted of a request while it runs; becomes one `RequestFinished`."""
 
-from anbar.core.outcome import Outcome, RequestFacts, RequestFinished
+from dataclasses import dataclass
+
+import msgspec
+
+from anbar.core.ids import EngineId
+from anbar.core.outcome import AttemptFailure, Outcome, RequestFacts, RequestFinished
+from anbar.route.explain import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """An engine that was asked and did not answer; `detail` is for the operator, not for clients."""
+
+    engine: EngineId
+    failure: AttemptFailure
+    detail: str
+    after_s: float
+    """Since the request came."""
 
 
 class Record(RequestFacts, kw_only=True):
     """The facts of a request that runs, from `started_s` on the router's clock."""
 
     started_s: float
+    decision: Decision | None = None
+    failed: list[FailedAttempt] = msgspec.field(default_factory=list)
+    e2e_s: float | None = None
+    """None while it runs."""
 
     def ended(self, outcome: Outcome, status: int) -> None:
         self.outcome = outcome
         self.status = status
 
     def finished(self, now_s: float) -> RequestFinished:
+        self.e2e_s = now_s - self.started_s
         facts = {name: getattr(self, name) for name in RequestFacts.__struct_fields__}
-        return RequestFinished(**facts, e2e_s=now_s - self.started_s)
+        return RequestFinished(**facts, e2e_s=self.e2e_s)

@@ -1,0 +1,124 @@
+"""An explanation for people: a few lines and a table, no wider than it must be."""
+
+from collections.abc import Iterable, Sequence
+
+from anbar.apps.router.explain_page import (
+    ExplainedEngine,
+    ExplainedOutcome,
+    ExplainedRequest,
+    Explanations,
+    LastRequests,
+)
+
+_COLUMNS = (
+    "",
+    "engine",
+    "verdict",
+    "device",
+    "host",
+    "shared",
+    "wait",
+    "load",
+    "prefill",
+    "first token",
+    "delay",
+    "score",
+    "in flight",
+    "cache known",
+)
+_WORDS = frozenset((0, 1, 2, len(_COLUMNS) - 1))
+"""Columns that are not numbers."""
+
+_LEGEND = "device, host, shared: tokens of the prompt held there; wait to score: milliseconds; * the choice"
+
+
+def text_of(page: Explanations) -> str:
+    """All requests of one id, each as a block."""
+    blocks = ["\n".join(_request(request)) for request in page.requests]
+    if len(blocks) > 1:
+        blocks.insert(0, f"{len(blocks)} requests had the id {page.request_id}; the newest comes first.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def text_of_last(page: LastRequests) -> str:
+    """The list of the last requests."""
+    if not page.requests:
+        return "no request was routed yet\n"
+    rows = [("request", "routed at", "model", "engine", "outcome", "first byte, ms")]
+    rows += [
+        (each.request_id, each.at, each.model, each.engine or "-", each.outcome, _number(each.ttft_ms))
+        for each in page.requests
+    ]
+    return "\n".join(_table(rows, words=frozenset(range(5)))) + "\n"
+
+
+def _request(request: ExplainedRequest) -> Iterable[str]:
+    yield f"request {request.request_id}, routed at {request.at}"
+    lora = f" (adapter {request.lora})" if request.lora else ""
+    count = f"{request.prompt_tokens} prompt tokens"
+    if request.tokens_note:
+        count = f"about {count}, not tokenized: {request.tokens_note}"
+    yield f"  POST {request.endpoint}, model {request.model}{lora}, {count}"
+    if request.chosen is not None:
+        yield f"  {request.policy} chose {request.chosen}"
+    yield f"  {request.reason}"
+    yield ""
+    rows = [_COLUMNS, *(_row(engine) for engine in request.engines)]
+    yield from (f"  {line}" for line in _table(rows, _WORDS))
+    yield f"  {_LEGEND}"
+    yield ""
+    for attempt in request.failed_attempts:
+        yield f"  {attempt.engine} failed after {attempt.after_ms:g} ms: {attempt.failure} ({attempt.detail})"
+    yield from (f"  {line}" for line in _ended(request.outcome, request.engines))
+
+
+def _row(engine: ExplainedEngine) -> tuple[str, ...]:
+    matched = engine.matched
+    load = None
+    if engine.load_host_ms is not None and engine.load_shared_ms is not None:
+        load = engine.load_host_ms + engine.load_shared_ms
+    return (
+        {0: "-", 1: "*"}.get(engine.place, str(engine.place)),
+        engine.engine,
+        engine.verdict,
+        *(("-",) * 3 if matched is None else (str(matched.device), str(matched.host), str(matched.shared))),
+        _number(engine.wait_ms),
+        _number(load),
+        _number(engine.prefill_ms),
+        _number(engine.ttft_ms),
+        _number(engine.imposed_delay_ms),
+        _number(engine.score_ms),
+        str(engine.in_flight),
+        engine.mode + (f": {engine.mode_reason}" if engine.mode_reason else ""),
+    )
+
+
+def _ended(outcome: ExplainedOutcome | None, engines: Sequence[ExplainedEngine]) -> Iterable[str]:
+    if outcome is None:
+        yield "still running"
+        return
+    who = f" by {outcome.engine}" if outcome.engine is not None else ""
+    yield f"ended: {outcome.outcome}, status {outcome.status}{who}, after {outcome.e2e_ms:g} ms"
+    predicted = next((engine.ttft_ms for engine in engines if engine.engine == outcome.engine), None)
+    if outcome.engine_ttft_ms is not None and predicted is not None:
+        sent = f"first byte: {outcome.engine_ttft_ms:g} ms after it was sent to {outcome.engine}"
+        yield f"{sent}; first token predicted after {predicted:g} ms"
+    if outcome.cached_tokens is not None:
+        yield f"cached tokens: {outcome.cached_tokens} reported, {outcome.predicted_cached_tokens} predicted"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _table(rows: Sequence[Sequence[str]], words: frozenset[int]) -> Iterable[str]:
+    """Columns as wide as they must be; those in `words` begin at the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            f"{cell:{'<' if index in words else '>'}{width}}"
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()

@@ -1,0 +1,120 @@
+"""Why a request went where it went: what was known at the moment of the choice, in the parts it was made of.
+
+Kept of each request is a `Decision`: values that routing had anyway, no token and no text. What a person is
+shown is computed from it only when somebody asks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from anbar.core.fleet import EngineView, Prediction, Route
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
+from anbar.route.filters import Verdict, verdict
+from anbar.route.predict import host_load_s, imposed_delay_s
+
+
+class Mode(Enum):
+    """How well an engine's cache was known."""
+
+    PRECISE = "precise"
+    """From its own KV events, all of which were taken in."""
+    APPROXIMATE = "approximate"
+    """Its events are missing or not to be trusted."""
+    LOAD_ONLY = "load_only"
+    """The prompt's tokens were not to be had, so nothing could be looked up: load alone decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice with all it was made from. `route` is None when nothing could serve the request."""
+
+    model: str
+    lora: str | None
+    num_tokens: int
+    tokens_note: str
+    """Why the prompt was not tokenized; "" when it was."""
+    engines: Sequence[EngineView]
+    verdicts: Mapping[EngineId, Verdict]
+    degraded: Mapping[EngineId, str]
+    """By engine: why its cache could not be predicted precisely, or ""."""
+    route: Route | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one engine looked like. `place` is 1 for the choice, 2 for the first fallback and so on, 0 for an
+    engine that the filters dropped; then there is no prediction."""
+
+    engine: EngineView
+    verdict: Verdict
+    mode: Mode
+    mode_reason: str
+    place: int = 0
+    prediction: Prediction | None = None
+    load_host_s: float = 0.0
+    load_shared_s: float = 0.0
+    imposed_s: float = 0.0
+    """Delay of the answers that the engine streams already."""
+
+    @property
+    def score_s(self) -> float:
+        """What `predicted_ttft` makes least."""
+        return self.imposed_s + (self.prediction.ttft_s if self.prediction is not None else 0.0)
+
+
+def note_decision(
+    query: RouteQuery,
+    tokens_note: str,
+    engines: Sequence[EngineView],
+    degraded: Mapping[EngineId, str],
+    route: Route | None,
+) -> Decision:
+    """What is kept of a choice; `route` None: nothing could serve the request."""
+    return Decision(
+        model=query.model,
+        lora=query.lora,
+        num_tokens=query.num_tokens,
+        tokens_note=tokens_note,
+        engines=engines,
+        verdicts={engine.id: verdict(query, engine) for engine in engines},
+        degraded=degraded,
+        route=route,
+    )
+
+
+def candidates_of(decision: Decision) -> list[Candidate]:
+    """Every engine of a decision: the choice, the fallbacks in their order, then those that were dropped."""
+    route = decision.route
+    order = () if route is None else (route.target, *route.fallbacks)
+    places = {engine: place for place, engine in enumerate(order, 1)}
+    found = [_candidate(decision, engine, places.get(engine.id, 0)) for engine in decision.engines]
+    return sorted(found, key=lambda candidate: candidate.place or len(found) + 1)
+
+
+def _candidate(decision: Decision, engine: EngineView, place: int) -> Candidate:
+    mode, reason = _mode(decision, engine)
+    found = decision.verdicts[engine.id]
+    prediction = decision.route.predictions.get(engine.id) if decision.route is not None else None
+    if prediction is None:
+        return Candidate(engine, found, mode, reason, place)
+    host_s = host_load_s(engine, prediction)
+    return Candidate(
+        engine,
+        found,
+        mode,
+        reason,
+        place,
+        prediction,
+        load_host_s=host_s,
+        load_shared_s=prediction.load_s - host_s,
+        imposed_s=imposed_delay_s(engine, prediction),
+    )
+
+
+def _mode(decision: Decision, engine: EngineView) -> tuple[Mode, str]:
+    if decision.tokens_note:
+        return Mode.LOAD_ONLY, decision.tokens_note
+    reason = decision.degraded.get(engine.id, "")
+    return (Mode.APPROXIMATE, reason) if reason else (Mode.PRECISE, "")

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -175,15 +175,35 @@ def hit(answer: Answer) -> bool:
 
 
 def load(stack: Stack, prompt: str) -> Answer:
+    """An answer for which the store answered in time: see `heard`."""
+    return heard(stack, lambda: stack.complete(prompt))
+
+
+def load_beside(stack: Stack, long_prompt: str, prompt: str) -> tuple[str, Answer]:
+    """The engine that decodes one long answer, which `long_prompt` chooses, and what the stack says to
+    `prompt` meanwhile. Each try has a long answer of its own: none ends before the store has answered."""
+    busy = ""
+
+    def ask() -> Answer:
+        nonlocal busy
+        with decoding(stack, long_prompt) as busy:
+            return stack.complete(prompt)
+
+    answer = heard(stack, ask)
+    return busy, answer
+
+
+def heard(stack: Stack, ask: Callable[[], Answer]) -> Answer:
     """An answer for which the store answered in time. An engine that waits for it for half a second computes
     instead, and lets it alone for a while: then its caches are dropped and the prompt is asked again."""
     deadline_s = time.monotonic() + LIMIT_S
     while True:
         before = num_unheard(stack)
-        answer = stack.complete(prompt)
+        answer = ask()
         if num_unheard(stack) == before or time.monotonic() > deadline_s:
             return answer
         time.sleep(2.0)
+        stack.settle()
         url = stack.engines()[answer.engine].url
         httpx.post(f"{url}/reset_prefix_cache?reset_external=true", timeout=LIMIT_S).raise_for_status()
         stack.settle()
@@ -236,19 +256,15 @@ def test_what_lies_in_the_store_goes_to_the_idle_engine(stack: Stack, warmed: Wa
     """What only the dead engine had computed is in the store alone. While one engine decodes, the other one
     loads it, whichever that is: predicted to the token, and the same answer as before."""
     (first, first_answer), (other, other_answer) = warmed.kept
-    with decoding(stack, warmed.others[0]) as busy:
-        assert busy == warmed.survivor
-        loaded = load(stack, first)
-        assert loaded.engine == warmed.victim
-        assert hit(loaded)
-        assert loaded.text == first_answer.text
+    busy, loaded = load_beside(stack, warmed.others[0], first)
+    assert (busy, loaded.engine) == (warmed.survivor, warmed.victim)
+    assert hit(loaded)
+    assert loaded.text == first_answer.text
     stack.settle()
-    with decoding(stack, first) as busy:
-        assert busy == warmed.victim
-        loaded = load(stack, other)
-        assert loaded.engine == warmed.survivor
-        assert hit(loaded)
-        assert loaded.text == other_answer.text
+    busy, loaded = load_beside(stack, first, other)
+    assert (busy, loaded.engine) == (warmed.victim, warmed.survivor)
+    assert hit(loaded)
+    assert loaded.text == other_answer.text
     stack.settle()
 
 

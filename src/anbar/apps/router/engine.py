@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import UpstreamPool
@@ -52,6 +53,14 @@ def facts_of(
     )
 
 
+class UsageOption(Enum):
+    """Whether an engine takes `stream_options.include_usage`."""
+
+    UNTRIED = "untried"
+    TAKEN = "taken"
+    REFUSED = "refused"
+
+
 @dataclass(slots=True)
 class KvFollowing:
     """How far an engine's KV events were taken in."""
@@ -82,6 +91,8 @@ class Engine:
     kv: KvFollowing = field(default_factory=KvFollowing)
     tokenizer_note: str = ""
     """Where its prompts are tokenized, or why they are not; for people."""
+
+    usage: UsageOption = UsageOption.UNTRIED
 
     @property
     def is_ready(self) -> bool:

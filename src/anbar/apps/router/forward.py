@@ -18,8 +18,10 @@ from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
 from anbar.adapters.http.usage import find_usage
+from anbar.adapters.http.usage_event import UsageFilter
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
+from anbar.apps.router.outgoing import ask, is_event_stream
 from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
 from anbar.core.clock import Clock
@@ -116,7 +118,7 @@ class Forwarder:
         num_queued = engine.load.queued_prefill_tokens
         sent_s = self._clock.now_s()
         with engine.load.hold(max(0, job.query.num_tokens - num_predicted)) as share:
-            reply = await engine.pool.ask(_render(job, engine), job.exchange.request.body)
+            reply, sieve = await ask(engine, job.exchange.request, job.api, job.head)
             try:
                 if reply.status in RETRIED_STATUSES and not must_answer:
                     raise _Unavailable(f"engine {engine.id} answered {reply.status}")
@@ -124,7 +126,7 @@ class Forwarder:
                 now_s = self._clock.now_s()
                 record.ttft_s = now_s - record.started_s
                 record.engine_ttft_s = now_s - sent_s
-                await self._relay(job, reply, record)
+                await self._relay(job, reply, sieve, record)
             finally:
                 reply.close()
         sample = PrefillSample(
@@ -145,11 +147,10 @@ class Forwarder:
         if reported is not None and reported < match.total and match.shared > match.host:
             self._index.refute_shared(engine.id, job.query, reported)
 
-    async def _relay(self, job: Job, reply: Reply, record: Record) -> None:
+    async def _relay(self, job: Job, reply: Reply, sieve: UsageFilter | None, record: Record) -> None:
         headers = answer_headers(reply.headers, record, job.explanation)
-        job.exchange.begin(reply.status, headers, reply.length)
-        is_stream = any(k == b"content-type" and b"text/event-stream" in v for k, v in reply.headers)
-        relay = Relay(job.exchange, self._clock, is_stream)
+        job.exchange.begin(reply.status, headers, reply.length if sieve is None else None)
+        relay = Relay(job.exchange, self._clock, is_event_stream(reply), sieve)
         relay.attach(reply)
         try:
             whole = relay.done.result() if relay.done.done() else await relay.done
@@ -159,18 +160,10 @@ class Forwarder:
             record.num_body_bytes = job.exchange.num_body_bytes
         ended = Outcome.OK if reply.status < 400 else Outcome.ENGINE_ERROR
         record.ended(ended if whole else Outcome.BROKEN, reply.status)
-        usage = find_usage(relay.tail.bytes()) if job.api.wants_usage and reply.status == 200 else None
+        usage = find_usage(relay.tail.bytes()) if reply.status == 200 else None
         if usage is not None:
             record.num_output_tokens = usage.completion_tokens
             record.reported_cached_tokens = usage.cached_tokens
-
-
-def _render(job: Job, engine: Engine) -> bytes:
-    """The head of the request as this engine gets it."""
-    end = engine.pool.endpoint
-    key = b"".join([b"%b: %b\r\n" % header for header in engine.auth])
-    target = end.prefix + job.exchange.request.target
-    return b"POST %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (target, end.host_header, key, job.head)
 
 
 def _first(value: _T | None, default: _T) -> _T:

@@ -49,10 +49,9 @@ def id_headers(rid: RequestId) -> tuple[Header, Header]:
 
 
 def forwarded(request: Request, rid: RequestId) -> bytes:
-    """Rendered header lines that every engine gets for this request."""
+    """Rendered header lines that every engine gets for this request, without the body's framing."""
     kept = end_to_end(request.headers, _REQUEST_DROPPED)
     kept.append((b"x-request-id", rid.encode()))
-    kept.append((b"content-length", b"%d" % len(request.body)))
     return render_headers(kept)
 
 

@@ -19,7 +19,7 @@ from anbar.adapters.vllm.probe import (
     parse_version,
 )
 from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokenizer
-from anbar.apps.router.engine import Engine, EngineFacts, facts_of
+from anbar.apps.router.engine import Engine, EngineFacts, UsageOption, facts_of
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.prompts import Prompts
 from anbar.core.errors import ConfigError, UpstreamTimeout, UpstreamUnreachable, WireError
@@ -129,6 +129,7 @@ class Monitor:
         version = parse_version(await _page(engine, "/version"))
         block_size = cache.block_size if cache is not None else 0
         engine.facts = replace(engine.facts, version=version, block_size=block_size)
+        engine.usage = UsageOption.UNTRIED
         await self._tokenizer(engine, attached)
         profile = _profile(engine.facts, cache, self._parts.cache)
         if profile != engine.profile:

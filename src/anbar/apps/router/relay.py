@@ -1,4 +1,7 @@
-"""Carries one answer from an engine to a client, byte for byte, and takes note of its timing."""
+"""Carries one answer from an engine to a client, byte for byte, and takes note of its timing.
+
+The one exception is the usage event that the router itself asked for (`adapters/http/usage_event.py`).
+"""
 
 import asyncio
 
@@ -6,6 +9,7 @@ from anbar.adapters.http.message import error_body
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import Tail
+from anbar.adapters.http.usage_event import UsageFilter
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken
 
@@ -25,16 +29,20 @@ class Relay:
         "_exchange",
         "_first_s",
         "_last_s",
+        "_sieve",
         "done",
         "max_gap_s",
         "num_chunks",
         "tail",
     )
 
-    def __init__(self, exchange: Exchange, clock: Clock, is_event_stream: bool) -> None:
+    def __init__(
+        self, exchange: Exchange, clock: Clock, is_event_stream: bool, sieve: UsageFilter | None = None
+    ) -> None:
         self._exchange = exchange
         self._clock = clock
         self._events = is_event_stream
+        self._sieve = sieve
         self._first_s = 0.0
         self._last_s = 0.0
         self.num_chunks = 0
@@ -55,6 +63,11 @@ class Relay:
             reply.pause()
 
     def body(self, data: bytes) -> None:
+        self.tail.add(data)
+        if self._sieve is not None:
+            data = self._sieve.feed(data)
+            if not data:
+                return
         self._exchange.write(data)
         now_s = self._clock.now_s()
         if self.num_chunks:
@@ -64,16 +77,18 @@ class Relay:
             self._first_s = now_s
         self._last_s = now_s
         self.num_chunks += 1
-        self.tail.add(data)
 
     def ended(self) -> None:
+        if self._sieve is not None:
+            self._exchange.write(self._sieve.end())
         self._exchange.end()
         self._finish(True)
 
     def broke(self, error: UpstreamBroken) -> None:
         if self._events:
             event = b"data: " + error_body(str(error), "upstream_error", "engine_failed") + _EVENT_END
-            self._exchange.write(event if self.tail.bytes().endswith(_EVENT_END) else _EVENT_END + event)
+            whole = self.tail.bytes().endswith(_EVENT_END) or (self._sieve is not None and self._sieve.held)
+            self._exchange.write(event if whole else _EVENT_END + event)
             self._exchange.closing = True
             self._exchange.end()
         else:

@@ -1,0 +1,54 @@
+"""A request as an engine gets it: the client's bytes, but for what the router rewrites in place.
+
+A stream is asked for its usage, which the self-check needs; the event that brings it is taken out again. An
+engine that does not know `stream_options` refuses such a request: it is given the client's own bytes
+then, and from then on. That is found out once for each engine, so that no client's error is asked twice
+for ever."""
+
+from anbar.adapters.http.message import Request
+from anbar.adapters.http.openai import ApiRequest
+from anbar.adapters.http.upstream import Reply
+from anbar.adapters.http.usage_event import UsageFilter, asking_for_usage
+from anbar.apps.router.engine import Engine, UsageOption
+
+_REFUSALS = (400, 422)
+"""What engines answer to a field that they do not take."""
+
+
+async def ask(
+    engine: Engine, request: Request, api: ApiRequest, head: bytes
+) -> tuple[Reply, UsageFilter | None]:
+    """Send a request whose own header lines are `head`; returns when the answer's body has begun or
+    ended, with what its body has to pass on its way to the client. Raises UpstreamError."""
+    asks = api.stream and not api.wants_usage and engine.usage is not UsageOption.REFUSED
+    body = asking_for_usage(request.body, api.body) if asks else request.body
+    reply = await engine.pool.ask(_render(engine, request, head, len(body)), body)
+    if not asks:
+        return reply, None
+    if reply.status == 200:
+        engine.usage = UsageOption.TAKEN
+        return reply, UsageFilter() if is_event_stream(reply) else None
+    if engine.usage is UsageOption.UNTRIED and reply.status in _REFUSALS:
+        reply.close()
+        own = request.body
+        reply = await engine.pool.ask(_render(engine, request, head, len(own)), own)
+        if reply.status == 200:
+            engine.usage = UsageOption.REFUSED
+    return reply, None
+
+
+def is_event_stream(reply: Reply) -> bool:
+    return any(k == b"content-type" and b"text/event-stream" in v for k, v in reply.headers)
+
+
+def _render(engine: Engine, request: Request, head: bytes, num_body_bytes: int) -> bytes:
+    """The head of the request as this engine gets it."""
+    end = engine.pool.endpoint
+    own = b"".join([b"%b: %b\r\n" % header for header in engine.auth])
+    target = end.prefix + request.target
+    line = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n" % (
+        target,
+        end.host_header,
+        num_body_bytes,
+    )
+    return b"".join((line, own, head, b"\r\n"))

@@ -90,7 +90,7 @@ def configuration() -> str:
 def metrics() -> str:
     """Every metric of the router, and the shared tier's in the engines."""
     registry = CollectorRegistry()
-    RouterMetrics(registry, lambda: FleetGauges((a_gauge(),), 0, 0, 0, 0, 0, draining=False))
+    RouterMetrics(registry, lambda: FleetGauges((a_gauge(),), 0, 0, 0, 0, 0, 0, 0, draining=False))
     parts = [
         "# Metrics",
         "",

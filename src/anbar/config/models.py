@@ -349,6 +349,10 @@ class RouterConfig(_Model):
     drain_timeout_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
     """Seconds that running answers get to finish after SIGTERM."""
 
+    index_max_blocks: Annotated[int, Field(strict=True, ge=1000)] = 4_000_000
+    """Most KV blocks, of all engines and tiers together, that the prefix index remembers; about 40 bytes
+    each. What is announced beyond is not predicted, and counted in anbar_router_index_refused_blocks."""
+
     client_kv_fields: ClientKvFields = ClientKvFields.REFUSE
     """refuse: a request that carries `kv_transfer_params` or `cache_salt` gets 400, since a client that names
     a remote host would make an engine connect to it. allow: passed on; only for clients you trust."""

@@ -174,6 +174,8 @@ class FleetGauges:
     num_index_blocks: int
     num_index_parked: int
     num_index_orphans: int
+    num_index_rows: int
+    num_index_refused: int
     num_connections: int
     num_lost_log_lines: int
     draining: bool

@@ -23,10 +23,10 @@ from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, KvBatch, 
 from anbar.core.fleet import PrefixMatch
 from anbar.core.ids import ChainHash, EngineId
 from anbar.core.request import RouteQuery
-from anbar.route.match import Needs, match_prefix
+from anbar.route.match import Needs, Run, match_prefix
 from anbar.route.profile import EngineProfile
-from anbar.route.residency import Residency, ResidencyLimits, hash_key
-from anbar.route.slots import Slots
+from anbar.route.residency import Residency, ResidencyLimits, Room, hash_key
+from anbar.route.slots import Place, Slots
 
 SpaceKey = tuple[str, str, int]
 """Fingerprint (or an engine's own name), model, block size."""
@@ -34,6 +34,10 @@ SpaceKey = tuple[str, str, int]
 
 NEVER = -1
 """Wanting all bits: no block's mask has them."""
+
+HINT_EPOCHS = 8
+"""Steps in which a store's blocks grow old: one lives between 7/8 of the TTL and all of it, and all that were
+last announced in one step end together, without a date on each."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,10 @@ class IndexStats:
     num_malformed: int = 0
     """Device events whose tokens or extra keys do not fit their hashes (masked-out blocks)."""
     num_unknown_events: int = 0
+    num_refused: int = 0
+    """Blocks that there was no room for (`ResidencyLimits.max_blocks`): they are not predicted."""
+    num_rows: int = 0
+    """Blocks that take memory: those that are somewhere, and names that are remembered for a while."""
 
 
 @dataclass(slots=True)
@@ -78,11 +86,13 @@ class _Member:
 
 class PrefixIndex:
     """See the module's text. `hint_ttl_s`: how long a store's block is believed in without being announced
-    again; a hint that is wrong costs one recomputation, one that is missing costs the same."""
+    again, at most; a hint that is wrong costs one recomputation, one that is missing costs the same."""
 
     def __init__(self, *, hint_ttl_s: float = 3600.0, limits: ResidencyLimits | None = None) -> None:
-        self._hint_ttl_s = hint_ttl_s
+        self._epoch_s = hint_ttl_s / HINT_EPOCHS
         self._limits = limits if limits is not None else ResidencyLimits()
+        self._room = Room(self._limits.max_blocks)
+        self._epoch = 0
         self._members: dict[EngineId, _Member] = {}
         self._spaces: dict[SpaceKey, _Space] = {}
         self._counts = IndexStats()
@@ -96,7 +106,7 @@ class PrefixIndex:
                 return
             self.detach(engine)
         key = (profile.fingerprint or f"engine:{engine}", profile.model, profile.block_size)
-        space = self._spaces.setdefault(key, _Space(Residency(self._limits)))
+        space = self._spaces.setdefault(key, _Space(Residency(self._limits, self._room)))
         space.members.add(engine)
         self._members[engine] = _Member(profile, key, space)
 
@@ -109,10 +119,12 @@ class PrefixIndex:
         member.space.slots.release(engine)
         member.space.members.discard(engine)
         if not member.space.members:
+            member.space.residency.release()
             del self._spaces[member.space_key]
 
     def forget(self, engine: EngineId) -> None:
-        """Drop what is believed of an engine's own tiers (it restarted, or its stream has a gap)."""
+        """Drop what is believed of an engine's own tiers (it restarted, or its stream has a gap). Takes no
+        longer the more it is; the memory comes free during the next `apply`s."""
         member = self._members.get(engine)
         if member is not None:
             self._clear(engine, member, tuple(Tier))
@@ -121,31 +133,40 @@ class PrefixIndex:
     def apply(self, engine: EngineId, batch: KvBatch, now_s: float) -> None:
         """Take in one batch; raises KeyError for an engine that is not attached."""
         member = self._members[engine]
-        member.space.residency.expire(now_s)
+        self._expire(now_s)
         for event in batch.events:
-            self._apply(engine, member, event, now_s)
+            self._apply(engine, member, event)
+        for space in self._spaces.values():
+            space.residency.sweep()
 
     def match(
         self, query: RouteQuery, engines: Iterable[EngineId], now_s: float
     ) -> dict[EngineId, PrefixMatch]:
         """What each engine would reuse of the prompt (`anbar.route.match` has the rule); engines that are not
         attached are left out. Hashing is done once for all engines with comparable hashes."""
-        masks: dict[SpaceKey, list[int]] = {}
+        self._expire(now_s)
+        runs: dict[SpaceKey, list[Run]] = {}
         found: dict[EngineId, PrefixMatch] = {}
         for engine in engines:
             member = self._members.get(engine)
             if member is None:
                 continue
-            known = masks.get(member.space_key)
+            known = runs.get(member.space_key)
             if known is None:
-                residency = member.space.residency
-                residency.expire(now_s)
-                known = masks[member.space_key] = residency.masks(_chain(query, member))
+                known = runs[member.space_key] = member.space.residency.runs(_chain(query, member))
             profile = member.profile
             num_tokens = len(query.token_ids)
             needs = _needs(engine, member)
             found[engine] = match_prefix(known, needs, num_tokens, profile.block_size, profile.chunk_blocks)
         return found
+
+    def holds(self, engine: EngineId, block: ChainHash) -> bool:
+        """Whether the engine's events say that it has this block on its device."""
+        member = self._members.get(engine)
+        if member is None:
+            return False
+        want = _needs(engine, member).device
+        return member.space.residency.runs((block,))[0].mask & want == want
 
     def refute_shared(self, engine: EngineId, query: RouteQuery, num_cached: int) -> int:
         """The engine reported `num_cached` tokens for `query`, fewer than predicted from its stores: drop
@@ -174,6 +195,8 @@ class PrefixIndex:
             total.num_parked_dropped += space.residency.num_parked_dropped
             total.num_conflicts += space.residency.num_conflicts
             total.num_unknown_removed += space.residency.num_unknown_removed
+            total.num_refused += space.residency.num_refused
+            total.num_rows += space.residency.num_rows
         return total
 
     def check_integrity(self) -> None:
@@ -185,18 +208,24 @@ class PrefixIndex:
             assert space.members, "a space without engines is kept"
             space.residency.check_integrity()
 
-    def _apply(self, engine: EngineId, member: _Member, event: KvEvent, now_s: float) -> None:
+    def _expire(self, now_s: float) -> None:
+        """Drop the hints whose time has come."""
+        epoch = int(now_s // self._epoch_s)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            for space in self._spaces.values():
+                ended = space.slots.ended(Tier.SHARED, epoch - HINT_EPOCHS + 1)
+                if ended:
+                    space.residency.clear(ended)
+
+    def _apply(self, engine: EngineId, member: _Member, event: KvEvent) -> None:
         match event:
             case BlocksStored(tier=Tier.DEVICE):
                 self._device_stored(engine, member, event)
             case BlocksStored():
-                self._offload_stored(engine, member, event, now_s)
+                self._offload_stored(engine, member, event)
             case BlocksRemoved():
-                slot = member.space.slots.slot(
-                    (_holder(engine, member, event.tier, event.owner), event.tier, event.group)
-                )
-                for engine_hash in event.hashes:
-                    member.space.residency.remove(hash_key(engine_hash), slot)
+                _removed(engine, member, event)
             case AllCleared():
                 self._clear(engine, member, (Tier.DEVICE,))
             case Unknown():
@@ -219,25 +248,25 @@ class PrefixIndex:
         member.groups.add(event.group)
         slot = member.space.slots.slot((engine, Tier.DEVICE, event.group))
         chain = extend_many(parent, event.token_ids, block_size, event_extra(keys, event.lora))
-        for engine_hash, block in zip(event.hashes, chain, strict=True):
-            key = hash_key(engine_hash)
-            if not residency.learn(key, block):
-                return
-            residency.add(key, slot)
+        residency.store([hash_key(name) for name in event.hashes], chain, slot)
 
     def _parent(self, member: _Member, event: BlocksStored) -> ChainHash | None:
         if event.parent is None:
             return root(member.profile.model, event.lora)
         return member.space.residency.chain_of(hash_key(event.parent))
 
-    def _offload_stored(self, engine: EngineId, member: _Member, event: BlocksStored, now_s: float) -> None:
-        holder = _holder(engine, member, event.tier, event.owner)
-        slot = member.space.slots.slot((holder, event.tier, event.group))
+    def _offload_stored(self, engine: EngineId, member: _Member, event: BlocksStored) -> None:
+        place = _place(engine, member, event)
+        residency, slots = member.space.residency, member.space.slots
+        if event.tier is not Tier.SHARED:
+            slot = slots.slot(place)
+            for engine_hash in event.hashes:
+                residency.add(hash_key(engine_hash), slot)
+            return
+        slot = slots.slot(place, self._epoch)
+        older = slots.bits(place) & ~(1 << slot)
         for engine_hash in event.hashes:
-            if event.tier is Tier.SHARED:
-                member.space.residency.hint(hash_key(engine_hash), slot, now_s + self._hint_ttl_s)
-            else:
-                member.space.residency.add(hash_key(engine_hash), slot)
+            residency.hint(hash_key(engine_hash), slot, older)
 
     def _clear(self, engine: EngineId, member: _Member, tiers: Iterable[Tier]) -> None:
         mask = member.space.slots.mask(engine, tiers)
@@ -249,21 +278,35 @@ def _chain(query: RouteQuery, member: _Member) -> list[ChainHash]:
     return prompt_chain(member.profile.model, query, member.profile.block_size)
 
 
-def _holder(engine: EngineId, member: _Member, tier: Tier, owner: str) -> str:
-    """Who a block belongs to: a store that the engine's profile names, else the engine itself."""
-    return owner if tier is Tier.SHARED and owner in member.profile.stores else engine
+def _place(engine: EngineId, member: _Member, event: BlocksStored | BlocksRemoved) -> Place:
+    """Where a block is: with a store that the engine's profile names, else with the engine itself."""
+    owned = event.tier is Tier.SHARED and event.owner in member.profile.stores
+    return event.owner if owned else engine, event.tier, event.group
+
+
+def _removed(engine: EngineId, member: _Member, event: BlocksRemoved) -> None:
+    place = _place(engine, member, event)
+    residency, slots = member.space.residency, member.space.slots
+    if event.tier is Tier.SHARED:
+        bits = slots.bits(place)
+        for engine_hash in event.hashes:
+            residency.remove_hint(hash_key(engine_hash), bits)
+        return
+    slot = slots.slot(place)
+    for engine_hash in event.hashes:
+        residency.remove(hash_key(engine_hash), slot)
 
 
 def _needs(engine: EngineId, member: _Member) -> Needs:
-    bit = member.space.slots.bit
+    bits = member.space.slots.bits
     device = host = 0
     any_tier: list[int] = []
     for group in sorted(member.groups) or [0]:
-        on_host = bit((engine, Tier.HOST, group))
-        anywhere = on_host | bit((engine, Tier.SHARED, group))
+        on_host = bits((engine, Tier.HOST, group))
+        anywhere = on_host | bits((engine, Tier.SHARED, group))
         for owner in member.profile.stores:
-            anywhere |= bit((owner, Tier.SHARED, group))
-        device |= bit((engine, Tier.DEVICE, group)) or NEVER
+            anywhere |= bits((owner, Tier.SHARED, group))
+        device |= bits((engine, Tier.DEVICE, group)) or NEVER
         host |= on_host or NEVER
         any_tier.append(anywhere)
     return Needs(device, host, tuple(any_tier))

@@ -24,10 +24,21 @@ A block with several cache groups is present where all groups are; for a chunk e
 another tier.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from anbar.core.fleet import PrefixMatch
+
+
+class Run(NamedTuple):
+    """Neighbouring blocks of a prompt that are in the same places."""
+
+    end: int
+    """The number of the first block behind them; they begin where the run before ends, or at 0."""
+
+    mask: int
+    """Where they are (`anbar.route.residency`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +55,28 @@ class Needs:
     """At least one bit of each: every group is in the host tier or in a store the engine reads."""
 
 
+def runs_of(masks: Iterable[int]) -> list[Run]:
+    """The runs of single blocks' masks."""
+    runs: list[Run] = []
+    for end, mask in enumerate(masks, start=1):
+        if runs and runs[-1].mask == mask:
+            runs.pop()
+        runs.append(Run(end, mask))
+    return runs
+
+
 def match_prefix(
-    masks: Sequence[int], needs: Needs, num_tokens: int, block_size: int, chunk_blocks: int
+    runs: Sequence[Run], needs: Needs, num_tokens: int, block_size: int, chunk_blocks: int
 ) -> PrefixMatch:
-    """What one engine will reuse of a prompt of `num_tokens`; `masks` are those of its full blocks in
+    """What one engine will reuse of a prompt of `num_tokens`; `runs` are those of its full blocks in
     order."""
-    device = 0
+    num_blocks = 0
     want = needs.device
-    for mask in masks[: max(0, num_tokens - 1) // block_size]:
+    for end, mask in runs:
         if mask & want != want:
             break
-        device += block_size
+        num_blocks = end
+    device = min(num_blocks, max(0, num_tokens - 1) // block_size) * block_size
     if chunk_blocks == 0:
         return PrefixMatch(device, device, device)
 
@@ -64,16 +86,23 @@ def match_prefix(
     def anywhere(mask: int) -> bool:
         return all(mask & group for group in needs.any_tier)
 
-    ends = masks[chunk_blocks - 1 :: chunk_blocks]
     chunk_tokens = chunk_blocks * block_size
-    host = device + _loaded(ends, on_host, device, chunk_tokens)
-    return PrefixMatch(device, host, device + _loaded(ends, anywhere, device, chunk_tokens))
+    first = device // chunk_tokens
+
+    def loaded(present: Callable[[int], bool]) -> int:
+        gained = _chunks(runs, present, first, chunk_blocks) * chunk_tokens - device
+        return gained if gained >= chunk_tokens else 0
+
+    return PrefixMatch(device, device + loaded(on_host), device + loaded(anywhere))
 
 
-def _loaded(ends: Sequence[int], present: Callable[[int], bool], device: int, chunk_tokens: int) -> int:
-    """Tokens loaded behind `device` tokens; `ends` are the masks of the last blocks of the full chunks."""
-    end = device // chunk_tokens
-    while end < len(ends) and present(ends[end]):
-        end += 1
-    gained = end * chunk_tokens - device
-    return gained if gained >= chunk_tokens else 0
+def _chunks(runs: Sequence[Run], present: Callable[[int], bool], first: int, chunk_blocks: int) -> int:
+    """The number of the first chunk from `first` on that is not present; a chunk is, if its last block is."""
+    chunk = first
+    for end, mask in runs:
+        if end < (chunk + 1) * chunk_blocks:
+            continue  # it ends before the chunk's last block
+        if not present(mask):
+            break
+        chunk = end // chunk_blocks
+    return chunk

@@ -1,21 +1,42 @@
 """Which blocks are where, for engines whose block hashes mean the same.
 
 Every place where a block can be has one bit, a *slot*: a cache group on one engine's device, in its host
-memory, or in one store. A block's residency is an integer, the mask of its slots, so a block that ten
-engines hold costs no more memory than one that a single engine holds, and asking «who has it» is one
-lookup.
+memory, or in one store. A block's residency is a set of slots, and blocks share these sets
+(`anbar.route.masks`), so a block that ten engines hold costs no more memory than one that a single engine
+holds, and asking «who has it» is one lookup.
 
-Blocks are named twice: by the engines' hash, in events, and by Anbar's own chain hash, in requests. The
-low 64 bits stand for an engine's hash: that is what vLLM 0.32 publishes by default.
+Blocks are named twice: by the engines' hash, in events, and by Anbar's own chain hash, in requests. The low
+64 bits stand for an engine's hash: that is what vLLM 0.32 publishes by default. A row (`anbar.route.rows`) is
+
+- *held*: its set of slots is not empty. It has a chain, or is *parked*: no device event has explained its
+  hash yet;
+- *unheld*: it has a chain and is nowhere. Its name is remembered for a while;
+- *emptied*: all its slots were cleared at once. `sweep` visits such rows a few at a time and makes them
+  unheld, or frees those that were parked, so that no restart of an engine stops the router.
 """
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from anbar.core.ids import ChainHash, EngineHash
+from anbar.route.masks import EMPTY, Masks
+from anbar.route.match import Run, runs_of
+from anbar.route.rows import NONE, BlockRows
 
 HashKey = int
 """The low 64 bits of an engine's block hash."""
+
+VECTOR_BLOCKS = 64
+"""From how many blocks on numpy is faster than a loop."""
+
+SWEEP_ROWS = 512
+"""Rows that one call of `sweep` tidies up at most: about a millisecond."""
+
+_SWEEP_SLICE = 4096
+"""Rows that are looked at together."""
 
 
 def hash_key(engine_hash: EngineHash) -> HashKey:
@@ -25,7 +46,11 @@ def hash_key(engine_hash: EngineHash) -> HashKey:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyLimits:
-    """Bounds on what is remembered beyond the blocks that are somewhere."""
+    """Bounds on what is remembered."""
+
+    max_blocks: int = 4_000_000
+    """Blocks in all, wherever they are: what is new beyond is not taken in, which predicts too little and
+    never too much. About 40 bytes each."""
 
     max_parked: int = 100_000
     """Hashes that a host or storage event named and no device event has explained yet."""
@@ -35,30 +60,47 @@ class ResidencyLimits:
     dropped it, so its name must outlive the device's copy for a while."""
 
 
+@dataclass(slots=True)
+class Room:
+    """What all residencies of an index may take together."""
+
+    max_rows: int
+    num_rows: int = 0
+
+
 class Residency:
     """See the module's text. Not thread-safe. Every operation on one block takes constant time."""
 
-    def __init__(self, limits: ResidencyLimits) -> None:
+    def __init__(self, limits: ResidencyLimits, room: Room | None = None) -> None:
         self._limits = limits
-        self._chains: dict[HashKey, ChainHash] = {}
-        self._masks: dict[ChainHash, int] = {}
-        self._copies: dict[tuple[ChainHash, int], int] = {}
-        """Copies in one slot beyond the first: device blocks and offload events may repeat a hash."""
-        self._unheld: dict[HashKey, None] = {}
-        self._parked: dict[HashKey, dict[int, int]] = {}
-        """hash → slot → copies, oldest hash first."""
-        self._expiries: dict[int, dict[HashKey, float]] = {}
-        """slot of a store → hash → time of expiry, soonest first, for parked hashes too."""
-        self._interned: dict[int, int] = {}
+        self._room = room if room is not None else Room(limits.max_blocks)
+        self._rows = BlockRows()
+        self._masks = Masks()
+        self._copies: dict[int, dict[int, int]] = {}
+        """slot → row → copies beyond the first: device blocks and offload events may repeat a hash."""
+        self._unheld: OrderedDict[int, None] = OrderedDict()
+        """Rows, longest unheld first."""
+        self._parked: OrderedDict[int, None] = OrderedDict()
+        """Rows, oldest first."""
+        self._cursor = 0
+        """The row at which `sweep` goes on."""
         self.num_conflicts = 0
         """Device events whose hash already stands for other content."""
         self.num_parked_dropped = 0
         self.num_unknown_removed = 0
         """Removals of blocks that were not known to be there."""
+        self.num_refused = 0
+        """Blocks that there was no room for."""
+
+    @property
+    def num_rows(self) -> int:
+        """Blocks that take memory: held, parked, unheld and emptied."""
+        return len(self._rows)
 
     @property
     def num_blocks(self) -> int:
-        return len(self._masks)
+        """Distinct blocks that are somewhere."""
+        return max(0, len(self._rows) - len(self._unheld) - len(self._parked) - self._masks.num_emptied)
 
     @property
     def num_parked(self) -> int:
@@ -66,183 +108,240 @@ class Residency:
 
     def chain_of(self, key: HashKey) -> ChainHash | None:
         """What `key` stands for, if a device event has said so."""
-        return self._chains.get(key)
+        row = self._rows.by_key.find(key)
+        named = row >= 0 and self._rows.is_named(row)
+        return ChainHash(self._rows.chains[row]) if named else None
 
-    def masks(self, chain: Iterable[ChainHash]) -> list[int]:
-        """The slots that hold each block of a chain; 0 for a block that is nowhere."""
-        get = self._masks.get
-        return [get(block, 0) for block in chain]
+    def runs(self, chain: Sequence[ChainHash]) -> list[Run]:
+        """The slots that hold each block of a chain, in runs."""
+        if len(chain) < VECTOR_BLOCKS or not self._rows.num_allocated:
+            return runs_of(map(self._mask_of, chain))
+        rows = self._rows.by_chain.find_many(np.array(chain, np.uint64))
+        marks = np.where(rows >= 0, self._rows.marks_view(0, self._rows.num_allocated)[rows], EMPTY)
+        ends = [*(np.flatnonzero(marks[1:] != marks[:-1]) + 1).tolist(), len(chain)]
+        return [
+            Run(end, self._masks[number])
+            for end, number in zip(ends, marks[np.array(ends) - 1].tolist(), strict=True)
+        ]
 
-    def learn(self, key: HashKey, chain: ChainHash) -> bool:
-        """Note what a hash stands for and place what was parked under it; False (counted) if it contradicts
-        what is known, in which case nothing changes."""
-        known = self._chains.get(key)
-        if known is not None:
-            if known != chain:
-                self.num_conflicts += 1
-            return known == chain
-        if chain in self._masks:
-            self.num_conflicts += 1
-            return False
-        self._chains[key] = chain
-        self._release(key, chain)
-        for slot, copies in self._parked.pop(key, {}).items():
-            for _ in range(copies):
-                self.add(key, slot)
-        return True
+    def _mask_of(self, block: ChainHash) -> int:
+        row = self._rows.by_chain.find(block)
+        return self._masks[self._rows.marks[row]] if row >= 0 else 0
+
+    def store(self, keys: Sequence[HashKey], chain: Sequence[ChainHash], slot: int) -> None:
+        """A device event: what the hashes stand for, and one copy of each in `slot`. Ends at the first that
+        contradicts what is known (counted), or for which there is no room."""
+        for key, block in zip(keys, chain, strict=True):
+            row = self._learn(key, block)
+            if row < 0:
+                return
+            self._put(row, slot)
 
     def add(self, key: HashKey, slot: int) -> None:
         """One more copy in `slot`; parked when the hash is not known."""
-        chain = self._chains.get(key)
-        if chain is None:
-            self._park(key, slot)
-            return
-        mask = self._masks.get(chain, 0)
-        bit = 1 << slot
-        if mask & bit:
-            self._copies[chain, slot] = self._copies.get((chain, slot), 0) + 1
-            return
-        if not mask:
-            self._unheld.pop(key, None)
-        self._set_mask(chain, mask | bit)
+        row = self._find_or_park(key)
+        if row >= 0:
+            self._put(row, slot)
 
-    def hint(self, key: HashKey, slot: int, expires_s: float) -> None:
-        """The store of `slot` holds the block until it says otherwise, or until `expires_s`.
-
-        Repetitions count once. Times given for one slot must not go back.
-        """
-        expiries = self._expiries.setdefault(slot, {})
-        expiries.pop(key, None)
-        chain = self._chains.get(key)
-        known = self._masks.get(chain, 0) >> slot & 1 if chain is not None else self._is_parked(key, slot)
-        expiries[key] = expires_s
-        if not known:
-            self.add(key, slot)
+    def hint(self, key: HashKey, slot: int, older: int) -> None:
+        """The store of `slot` holds the block; `older` is the mask of the slots of the same store that
+        stand for earlier times. Repetitions count once."""
+        row = self._find_or_park(key)
+        if row >= 0:
+            mask = self._masks[self._rows.marks[row]]
+            self._set(row, mask & ~older | 1 << slot)
 
     def remove(self, key: HashKey, slot: int) -> None:
         """One copy less in `slot`; the removal of what is not there is counted."""
-        self._expiries.get(slot, {}).pop(key, None)
-        if not self._take(key, slot):
+        row = self._rows.by_key.find(key)
+        mask = self._masks[self._rows.marks[row]] if row >= 0 else 0
+        if not mask >> slot & 1:
+            self.num_unknown_removed += 1
+        elif not self._take_copy(row, slot):
+            self._set(row, mask & ~(1 << slot))
+
+    def remove_hint(self, key: HashKey, slots: int) -> None:
+        """The store whose slots are the mask `slots` does not hold the block any more."""
+        row = self._rows.by_key.find(key)
+        mask = self._masks[self._rows.marks[row]] if row >= 0 else 0
+        if mask & slots:
+            self._set(row, mask & ~slots)
+        else:
             self.num_unknown_removed += 1
 
     def refute(self, chain: Iterable[ChainHash], slots: int) -> int:
-        """Take blocks out of the stores in `slots` (a mask) because they turned out not to be there.
-
-        The hashes themselves are let go when their hints expire. Returns how many blocks changed.
-        """
+        """Take blocks out of the stores in `slots` (a mask) because they turned out not to be there. Returns
+        how many blocks changed."""
         changed = 0
         for block in chain:
-            mask = self._masks.get(block, 0)
+            row = self._rows.by_chain.find(block)
+            mask = self._masks[self._rows.marks[row]] if row >= 0 else 0
             if mask & slots:
-                self._set_mask(block, mask & ~slots)
+                self._set(row, mask & ~slots)
                 changed += 1
         return changed
 
-    def expire(self, now_s: float) -> None:
-        """Drop the hints whose time has come; constant time for each."""
-        for slot, expiries in self._expiries.items():
-            due = []
-            for key, expires_s in expiries.items():
-                if expires_s > now_s:
-                    break
-                due.append(key)
-            for key in due:
-                del expiries[key]
-                self._take(key, slot)
-
     def clear(self, slots: int) -> None:
-        """Empty all slots of a mask; takes time in proportion to everything known."""
-        for chain, mask in list(self._masks.items()):
-            if mask & slots:
-                self._set_mask(chain, mask & ~slots)
-        for chain, slot in [entry for entry in self._copies if slots >> entry[1] & 1]:
-            del self._copies[chain, slot]
-        for key, places in list(self._parked.items()):
-            for slot in [slot for slot in places if slots >> slot & 1]:
-                del places[slot]
-            if not places:
-                del self._parked[key]
-        for slot in [slot for slot in self._expiries if slots >> slot & 1]:
-            del self._expiries[slot]
-        for key, chain in list(self._chains.items()):
-            self._release(key, chain)
+        """Empty all slots of a mask, at once. What this leaves behind is for `sweep`."""
+        self._masks.clear(slots)
+        for slot in [slot for slot in self._copies if slots >> slot & 1]:
+            del self._copies[slot]
+
+    def sweep(self, max_rows: int = SWEEP_ROWS) -> None:
+        """Tidy up after `clear`, a bounded number of rows at a time; nothing if there is nothing left."""
+        while max_rows > 0 and self._masks.stale:
+            first = self._cursor if self._cursor < self._rows.num_allocated else 0
+            marks = self._rows.marks_view(first, first + _SWEEP_SLICE)
+            found = np.flatnonzero(np.isin(marks, list(self._masks.stale)))
+            self._cursor = first + len(marks)
+            if len(found) > max_rows:
+                found = found[:max_rows]
+                self._cursor = first + int(found[-1]) + 1
+            del marks
+            for row in (found + first).tolist():
+                self._tidy(row)
+            max_rows -= len(found) + _SWEEP_SLICE // SWEEP_ROWS
+
+    def release(self) -> None:
+        """Give back the room taken; the residency is of no more use."""
+        self._room.num_rows -= len(self._rows)
+        self._rows = BlockRows()
+
+    def count(self, slots: int) -> int:
+        """How many blocks have one of `slots`, parked ones included."""
+        counts = self._masks.counts()
+        return sum(counts.get(number, 0) for number in self._masks.containing(slots))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the tables contradict each other."""
-        hinted = {key for expiries in self._expiries.values() for key in expiries}
-        named = set(self._chains.values())
-        assert self._masks.keys() <= named, "a block is held under no hash"
-        assert all(self._masks.values()), "a block without holders is kept"
-        assert self._unheld.keys() <= self._chains.keys(), "an unknown hash is remembered"
-        assert not self._parked.keys() & self._chains.keys(), "a known hash is parked"
-        assert all(self._parked.values()), "a parked hash without places is kept"
+        """Raise AssertionError if the tables contradict each other; for tests, it walks everything."""
+        rows, masks = self._rows, self._masks
+        rows.check_integrity()
+        masks.check_integrity()
+        counts: dict[int, int] = {}
+        for row in rows.rows():
+            mark = rows.marks[row]
+            counts[mark] = counts.get(mark, 0) + bool(mark)
+            assert rows.is_named(row) != (row in self._parked), (
+                "a row is neither explained nor parked, or both"
+            )
+            unheld = row in self._unheld
+            assert unheld == (mark == EMPTY), "a row is lost, or both held and not"
+        counts.pop(EMPTY, None)
+        assert counts == masks.counts(), "the rows of a set are miscounted"
+        for slot, copies in self._copies.items():
+            for row, count in copies.items():
+                assert count > 0, "a count of no copies is kept"
+                assert masks[rows.marks[row]] >> slot & 1, "copies are counted where there is none"
         assert len(self._parked) <= self._limits.max_parked
         assert len(self._unheld) <= self._limits.max_unheld
-        for (chain, slot), copies in self._copies.items():
-            assert copies > 0, "a count of no copies is kept"
-            assert self._masks.get(chain, 0) >> slot & 1, "copies are counted where there is none"
-        if len(named) == len(self._chains):
-            for key, chain in self._chains.items():
-                kept = chain in self._masks or key in hinted
-                assert kept != (key in self._unheld), "a hash is lost, or both held and not"
-        for expiries in self._expiries.values():
-            assert expiries.keys() <= self._chains.keys() | self._parked.keys(), "a hint of nothing is kept"
-            times = list(expiries.values())
-            assert times == sorted(times), "hints are out of order"
+        assert len(rows) <= self._room.num_rows <= self._room.max_rows
 
-    def _set_mask(self, chain: ChainHash, mask: int) -> int:
-        """Few masks are in use at a time, so blocks share them; the table of shared ones stays small."""
-        if not mask:
-            self._masks.pop(chain, None)
-            return 0
-        if len(self._interned) > 4096:
-            self._interned.clear()
-        self._masks[chain] = self._interned.setdefault(mask, mask)
-        return mask
+    def _learn(self, key: HashKey, chain: ChainHash) -> int:
+        """The row of a hash that a device event explains, to be held at once; NONE if that contradicts what
+        is known (counted) or there is no room. What was parked under it is then where it said."""
+        rows = self._rows
+        row = rows.by_key.find(key)
+        if row >= 0 and rows.is_named(row):
+            if rows.chains[row] == chain:
+                return row
+            self.num_conflicts += 1
+            return NONE
+        other = rows.by_chain.find(chain)
+        if other >= 0:
+            if self._masks[rows.marks[other]]:
+                self.num_conflicts += 1
+                return NONE
+            self._drop(other)  # a name of a former life
+        if row < 0:
+            row = self._new_row(key)
+            if row < 0:
+                return NONE
+        else:
+            del self._parked[row]
+        rows.name(row, chain)
+        return row
 
-    def _take(self, key: HashKey, slot: int) -> bool:
-        """Take one copy out of `slot`; False if there was none."""
-        chain = self._chains.get(key)
-        if chain is None:
-            return self._unpark(key, slot)
-        mask = self._masks.get(chain, 0)
-        bit = 1 << slot
-        copies = self._copies.pop((chain, slot), 0)
-        if copies > 1:
-            self._copies[chain, slot] = copies - 1
-        if not copies:
-            self._set_mask(chain, mask & ~bit)
-            self._release(key, chain)
-        return bool(mask & bit)
-
-    def _release(self, key: HashKey, chain: ChainHash) -> None:
-        """Remember a hash that nothing holds for a while, then forget it."""
-        if chain in self._masks or any(key in expiries for expiries in self._expiries.values()):
-            return
-        self._unheld[key] = None
-        if len(self._unheld) > self._limits.max_unheld:
-            oldest = next(iter(self._unheld))
-            del self._unheld[oldest], self._chains[oldest]
-
-    def _is_parked(self, key: HashKey, slot: int) -> bool:
-        return slot in self._parked.get(key, {})
-
-    def _park(self, key: HashKey, slot: int) -> None:
-        places = self._parked.setdefault(key, {})
-        places[slot] = places.get(slot, 0) + 1
+    def _find_or_park(self, key: HashKey) -> int:
+        row = self._rows.by_key.find(key)
+        if row >= 0:
+            return row
+        row = self._new_row(key)
+        if row < 0:
+            return NONE
+        self._parked[row] = None
         if len(self._parked) > self._limits.max_parked:
             oldest = next(iter(self._parked))
-            for lost in self._parked.pop(oldest):
-                self._expiries.get(lost, {}).pop(oldest, None)
+            self._drop(oldest)
             self.num_parked_dropped += 1
+            if oldest == row:
+                return NONE
+        return row
 
-    def _unpark(self, key: HashKey, slot: int) -> bool:
-        places = self._parked.get(key)
-        if places is None or slot not in places:
-            return False
-        places[slot] -= 1
-        if not places[slot]:
-            del places[slot]
-        if not places:
-            del self._parked[key]
-        return True
+    def _put(self, row: int, slot: int) -> None:
+        mask = self._masks[self._rows.marks[row]]
+        if mask >> slot & 1:
+            copies = self._copies.setdefault(slot, {})
+            copies[row] = copies.get(row, 0) + 1
+        else:
+            self._set(row, mask | 1 << slot)
+
+    def _set(self, row: int, mask: int) -> None:
+        """Give a row its set of slots, with all that follows when it becomes empty or not."""
+        marks = self._rows.marks
+        before = marks[row]
+        marks[row] = self._masks.move(before, mask)
+        if not mask:
+            self._let_go(row)
+        elif before == EMPTY:
+            self._unheld.pop(row, None)
+
+    def _let_go(self, row: int) -> None:
+        """Remember a row that nothing holds for a while, then forget it; one that is parked at once."""
+        if row in self._parked:
+            self._drop(row)
+            return
+        self._unheld[row] = None
+        if len(self._unheld) > self._limits.max_unheld:
+            self._drop(next(iter(self._unheld)))
+
+    def _take_copy(self, row: int, slot: int) -> bool:
+        copies = self._copies.get(slot, {})
+        left = copies.pop(row, 0) - 1
+        if left > 0:
+            copies[row] = left
+        return left >= 0
+
+    def _tidy(self, row: int) -> None:
+        mark = self._rows.marks[row]
+        if self._masks.is_emptied(mark):
+            self._set(row, 0)
+        elif mark in self._masks.stale:
+            self._rows.marks[row] = self._masks.refresh(mark)
+
+    def _new_row(self, key: HashKey) -> int:
+        room = self._room
+        if room.num_rows >= room.max_rows and not self._make_room():
+            self.num_refused += 1
+            return NONE
+        room.num_rows += 1
+        return self._rows.add(key)
+
+    def _make_room(self) -> bool:
+        """Forget the name of a block that is nowhere, if there is one."""
+        if not self._unheld:
+            self.sweep()
+        if self._unheld:
+            self._drop(next(iter(self._unheld)))
+        return self._room.num_rows < self._room.max_rows
+
+    def _drop(self, row: int) -> None:
+        """Forget a row and all that was said of it."""
+        rows = self._rows
+        self._unheld.pop(row, None)
+        self._parked.pop(row, None)
+        if rows.marks[row]:
+            for copies in self._copies.values():
+                copies.pop(row, None)
+            rows.marks[row] = self._masks.move(rows.marks[row], 0)
+        rows.drop(row)
+        self._room.num_rows -= 1

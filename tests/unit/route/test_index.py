@@ -96,6 +96,50 @@ def test_names_that_nothing_holds_are_bounded() -> None:
     assert index.stats().num_parked == 1
 
 
+def test_blocks_are_bounded_and_what_has_no_room_is_counted() -> None:
+    """Beyond the limit new blocks are not taken in, of no engine; room comes with removals, and from names
+    that nothing holds."""
+    index = index_of(A, B, max_blocks=3)
+    index.apply(A, batch(stored(PROMPT)), 0.0)
+    index.apply(B, batch(stored([9, 9, 8, 8]), stored(PROMPT, 0, 1)), 0.0)
+    assert (total(index, A), total(index, B)) == (6, 2), "blocks that are known take no room"
+    assert index.match(query([9, 9, 8, 8, 7]), [B], 0.0)[B] == PrefixMatch()
+    stats = index.stats()
+    assert (stats.num_refused, stats.num_rows, stats.num_blocks) == (1, 3, 3)
+    index.apply(A, batch(removed(PROMPT, 2)), 0.0)
+    index.apply(B, batch(stored([9, 9, 8, 8])), 0.0)
+    assert index.match(query([9, 9, 8, 8, 7]), [B], 0.0)[B].device == 2
+    assert (total(index, A), index.stats().num_refused) == (4, 2)
+    index.forget(A)
+    index.forget(B)
+    index.apply(B, batch(stored([9, 9, 8, 8])), 0.0)
+    assert index.match(query([9, 9, 8, 8, 7]), [B], 0.0)[B].device == 4
+
+
+def test_room_is_shared_and_given_back() -> None:
+    """Engines with other hashes have tables of their own within one limit; one that goes gives it back."""
+    index = index_of(A, max_blocks=3)
+    index.attach(B, replace(SHARED, fingerprint=""))
+    index.apply(A, batch(stored(PROMPT)), 0.0)
+    index.apply(B, batch(stored(PROMPT)), 0.0)
+    assert (total(index, A), total(index, B), index.stats().num_refused) == (6, 0, 1)
+    index.detach(A)
+    index.apply(B, batch(stored(PROMPT)), 0.0)
+    assert total(index, B) == 6
+
+
+def test_a_restart_with_other_hashes_replaces_the_names() -> None:
+    """An engine whose hash seed is new in each life names the same content otherwise; the old names are in
+    nobody's way."""
+    index = index_of(A)
+    index.apply(A, batch(stored(PROMPT, seed="1")), 0.0)
+    index.forget(A)
+    index.apply(A, batch(stored(PROMPT, seed="2")), 0.0)
+    assert total(index, A) == 6
+    assert index.stats().num_conflicts == 0
+    assert index.stats().num_rows == 3
+
+
 def test_parked_events_are_bounded_and_counted() -> None:
     """The oldest unresolved hash is dropped for a new one."""
     index = index_of(A, max_parked=2)
@@ -135,13 +179,14 @@ def test_stores_are_not_mixed_up() -> None:
 
 
 def test_hints_expire_and_are_refreshed() -> None:
-    """A store's block is believed in for the TTL since it was last announced."""
+    """A store's block is believed in for the TTL since it was last announced, less up to an eighth of it."""
     index = index_of(A)
     hint = offloaded(PROMPT, 0, Tier.SHARED, owner=STORE)
     index.apply(A, batch(stored(PROMPT), cleared(), hint), 0.0)
     index.apply(A, batch(hint), 6.0)
-    assert total(index, A, 15.9) == 2
+    assert total(index, A, 6.0 + 10.0 * 7 / 8) == 2
     assert total(index, A, 16.0) == 0
+    assert index.stats().num_blocks == 0
 
 
 def test_hints_expire_while_parked() -> None:

@@ -1,5 +1,7 @@
-"""The prefix index against a naive model: any history of events, the same predictions."""
+"""The prefix index against a naive model: any history of events, the same predictions; within tight limits
+never more than the model's."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -9,13 +11,15 @@ from hypothesis import strategies as st
 from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, Tier
 from anbar.core.fleet import PrefixMatch
 from anbar.core.ids import EngineHash, EngineId
-from anbar.route.index import PrefixIndex
+from anbar.route.index import HINT_EPOCHS, PrefixIndex
 from anbar.route.profile import EngineProfile
+from anbar.route.residency import ResidencyLimits
 
 from .builders import BLOCK, batch, cleared, hashes, offloaded, query, removed, stored
 
 STORE = "anbar:s"
 TTL_S = 10.0
+EPOCH_S = TTL_S / HINT_EPOCHS
 ENGINES = [EngineId(name) for name in ("a", "b", "c")]
 """a and b share hashes and the store, with chunks of one and of two blocks; c is alone and has no store."""
 PROFILES = {
@@ -61,7 +65,7 @@ class Naive:
             holding = (holder, event.tier, event.group, name)
             if event.tier is Tier.SHARED:
                 self.copies[holding] = 1
-                self.expiries[holding] = now_s + TTL_S
+                self.expiries[holding] = (math.floor(now_s / EPOCH_S) + HINT_EPOCHS) * EPOCH_S
             else:
                 self.copies[holding] += 1
 
@@ -75,29 +79,26 @@ class Naive:
                 del self.copies[holding]
                 self.expiries.pop(holding, None)
 
+    def detach(self, engine: EngineId) -> None:
+        self.forget(engine)
+        if not PROFILES[engine].fingerprint:
+            self.explained.pop(space(engine), None)
+
     def match(self, engine: EngineId, tokens: list[int], salt: str | None, now_s: float) -> PrefixMatch:
-        profile = PROFILES[engine]
-        names = hashes(tokens, 0, len(tokens) // BLOCK, salt=salt)
-        groups = self.groups.get(engine, set()) or {0}
-        known = self.explained.get(space(engine), set())
-
-        def held(holder: str, tier: Tier, group: int, name: EngineHash) -> bool:
-            holding = (holder, tier, group, name)
-            alive = self.expiries.get(holding, now_s + 1) > now_s
-            return name in known and self.copies[holding] > 0 and alive
-
-        def everywhere(name: EngineHash, tier: Tier) -> bool:
-            return all(held(engine, tier, group, name) for group in groups)
-
-        def somewhere(name: EngineHash) -> bool:
-            places = [(engine, Tier.HOST), (engine, Tier.SHARED)]
-            places += [(EngineId(store), Tier.SHARED) for store in profile.stores]
-            return all(any(held(who, tier, group, name) for who, tier in places) for group in groups)
-
         device = 0
-        while device + BLOCK <= len(tokens) - 1 and everywhere(names[device // BLOCK], Tier.DEVICE):
+        names = hashes(tokens, 0, len(tokens) // BLOCK, salt=salt)
+        while device + BLOCK <= len(tokens) - 1 and self._everywhere(
+            engine, names[device // BLOCK], Tier.DEVICE, now_s
+        ):
             device += BLOCK
-        chunk = BLOCK * profile.chunk_blocks
+        return self.below(engine, device, tokens, salt, now_s)
+
+    def below(
+        self, engine: EngineId, device: int, tokens: list[int], salt: str | None, now_s: float
+    ) -> PrefixMatch:
+        """What is loaded behind `device` tokens."""
+        chunk = BLOCK * PROFILES[engine].chunk_blocks
+        names = hashes(tokens, 0, len(tokens) // BLOCK, salt=salt)
 
         def reach(present: list[bool]) -> int:
             best = device
@@ -107,15 +108,33 @@ class Naive:
                 end += chunk
             return best
 
-        on_host = reach([everywhere(name, Tier.HOST) for name in names])
-        return PrefixMatch(device, on_host, reach([somewhere(name) for name in names]))
+        on_host = reach([self._everywhere(engine, name, Tier.HOST, now_s) for name in names])
+        return PrefixMatch(device, on_host, reach([self._somewhere(engine, name, now_s) for name in names]))
+
+    def _everywhere(self, engine: EngineId, name: EngineHash, tier: Tier, now_s: float) -> bool:
+        groups = self.groups.get(engine, set()) or {0}
+        return all(self._held(engine, (engine, tier, group, name), now_s) for group in groups)
+
+    def _somewhere(self, engine: EngineId, name: EngineHash, now_s: float) -> bool:
+        groups = self.groups.get(engine, set()) or {0}
+        places = [(engine, Tier.HOST), (engine, Tier.SHARED)]
+        places += [(EngineId(store), Tier.SHARED) for store in PROFILES[engine].stores]
+        return all(
+            any(self._held(engine, (who, tier, group, name), now_s) for who, tier in places)
+            for group in groups
+        )
+
+    def _held(self, engine: EngineId, holding: Holding, now_s: float) -> bool:
+        alive = self.expiries.get(holding, now_s + 1) > now_s
+        return holding[3] in self.explained.get(space(engine), set()) and self.copies[holding] > 0 and alive
 
 
 def space(engine: EngineId) -> str:
     return PROFILES[engine].fingerprint or engine
 
 
-KINDS = ["store", "host", "shared", "remove", "remove host", "remove shared", "clear", "forget", "wait"]
+KINDS = ["store", "host", "shared", "remove", "remove host", "remove shared"]
+KINDS += ["clear", "forget", "wait", "wait long", "leave", "store again"]
 STEPS = st.tuples(
     st.sampled_from(KINDS),
     st.integers(0, 2),  # engine
@@ -135,7 +154,7 @@ def events_of(step: Step) -> list[BlocksStored | BlocksRemoved | AllCleared]:
     blocks = range(min(first, num_blocks - 1), min(first + count, num_blocks))
     owner = STORE if count > 1 else ""
     match kind:
-        case "store":
+        case "store" | "store again":
             return [stored(tokens, blocks.start, max(blocks.stop, blocks.start + 1), salt=salt, group=group)]
         case "host":
             return [offloaded(tokens, at, Tier.HOST, group=group, salt=salt) for at in reversed(blocks)]
@@ -149,26 +168,69 @@ def events_of(step: Step) -> list[BlocksStored | BlocksRemoved | AllCleared]:
     return []
 
 
-@settings(max_examples=100)
+@dataclass
+class Both:
+    """The index and the model, told the same."""
+
+    index: PrefixIndex
+    naive: Naive = field(default_factory=Naive)
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for engine, profile in PROFILES.items():
+            self.index.attach(engine, profile)
+
+    def take(self, step: Step) -> None:
+        kind, engine = step[0], ENGINES[step[1]]
+        match kind:
+            case "forget":
+                self.index.forget(engine)
+                self.naive.forget(engine)
+            case "leave":  # and come back
+                self.index.detach(engine)
+                self.naive.detach(engine)
+                self.index.attach(engine, PROFILES[engine])
+            case "wait":
+                self.now_s += TTL_S / 7
+            case "wait long":
+                self.now_s += 1.5 * TTL_S
+        for event in events_of(step) * (2 if kind == "store again" else 1):
+            self.index.apply(engine, batch(event), self.now_s)
+            self.naive.apply(engine, event, self.now_s)
+        self.index.check_integrity()
+
+
+@settings(max_examples=150)
 @given(st.lists(STEPS, max_size=25))
 def test_any_history_predicts_as_the_naive_model(steps: list[Step]) -> None:
-    """Stores, removals, clears and restarts in any order, repeated, orphaned, children first: after each, the
-    index predicts for every engine and prompt what a search through the whole history predicts."""
-    index, naive, now_s = PrefixIndex(hint_ttl_s=TTL_S), Naive(), 0.0
-    for engine, profile in PROFILES.items():
-        index.attach(engine, profile)
+    """Stores, removals, clears, restarts, departures in any order, repeated, orphaned, children first: after
+    each, the index predicts for every engine and prompt what a search through the whole history predicts."""
+    both = Both(PrefixIndex(hint_ttl_s=TTL_S))
     for step in steps:
-        kind, engine = step[0], ENGINES[step[1]]
-        if kind == "forget":
-            index.forget(engine)
-            naive.forget(engine)
-        if kind == "wait":
-            now_s += TTL_S / 2
-        for event in events_of(step):
-            index.apply(engine, batch(event), now_s)
-            naive.apply(engine, event, now_s)
-        index.check_integrity()
+        both.take(step)
         for tokens in PROMPTS:
             for salt in SALTS:
-                found = index.match(query(tokens, salt=salt), ENGINES, now_s)
-                assert found == {e: naive.match(e, tokens, salt, now_s) for e in ENGINES}
+                found = both.index.match(query(tokens, salt=salt), ENGINES, both.now_s)
+                assert found == {e: both.naive.match(e, tokens, salt, both.now_s) for e in ENGINES}
+
+
+LIMITS = st.builds(
+    ResidencyLimits, max_blocks=st.integers(1, 8), max_parked=st.integers(0, 2), max_unheld=st.integers(0, 2)
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(STEPS, max_size=25), LIMITS)
+def test_limits_only_take_away(steps: list[Step], limits: ResidencyLimits) -> None:
+    """With room for a few blocks and names only, nothing is predicted that is not there."""
+    both = Both(PrefixIndex(hint_ttl_s=TTL_S, limits=limits))
+    for step in steps:
+        both.take(step)
+        assert both.index.stats().num_rows <= limits.max_blocks
+        for tokens in PROMPTS:
+            for salt in SALTS:
+                for engine, found in both.index.match(query(tokens, salt=salt), ENGINES, both.now_s).items():
+                    assert found.device <= both.naive.match(engine, tokens, salt, both.now_s).device
+                    there = both.naive.below(engine, found.device, tokens, salt, both.now_s)
+                    assert found.host <= there.host
+                    assert found.shared <= there.shared

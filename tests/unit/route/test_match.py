@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.core.fleet import PrefixMatch
-from anbar.route.match import Needs, match_prefix
+from anbar.route.match import Needs, match_prefix, runs_of
 
 D, H, S = 1, 2, 4
 """A block on the device, in host memory, in the shared store."""
@@ -38,16 +38,16 @@ TWO_GROUPS = Needs(device=D | 8, host=H | 16, any_tier=(H | S, 16 | 32))
 )
 def test_rule(masks: list[int], num_tokens: int, chunk_blocks: int, expected: tuple[int, int, int]) -> None:
     """Tokens reused from the device, from host memory on top, and from the shared store on top of both."""
-    assert match_prefix(masks, ONE, num_tokens, 2, chunk_blocks) == PrefixMatch(*expected)
+    assert match_prefix(runs_of(masks), ONE, num_tokens, 2, chunk_blocks) == PrefixMatch(*expected)
 
 
 def test_every_group_is_needed() -> None:
     """With two cache groups, a block is on the device or in the host tier only if both are; of a chunk
     one group may come from host memory and the other from the store."""
-    assert match_prefix([D, D], TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 0, 0)
-    assert match_prefix([D | 8, D], TWO_GROUPS, 5, 2, 1) == PrefixMatch(2, 2, 2)
-    assert match_prefix([H | 16, H | 32], TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 2, 4)
-    assert match_prefix([H | S], TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 0, 0)
+    assert match_prefix(runs_of([D, D]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 0, 0)
+    assert match_prefix(runs_of([D | 8, D]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(2, 2, 2)
+    assert match_prefix(runs_of([H | 16, H | 32]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 2, 4)
+    assert match_prefix(runs_of([H | S]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 0, 0)
 
 
 MASKS = st.lists(st.integers(0, 7), max_size=8)
@@ -57,7 +57,7 @@ MASKS = st.lists(st.integers(0, 7), max_size=8)
 def test_bounds(masks: list[int], chunk_blocks: int, rest: int) -> None:
     """Tiers add up, nothing exceeds the prompt, the device leaves a token, loads come in at least a chunk."""
     num_tokens = 2 * len(masks) + rest
-    match = match_prefix(masks, ONE, num_tokens, 2, chunk_blocks)
+    match = match_prefix(runs_of(masks), ONE, num_tokens, 2, chunk_blocks)
     assert 0 <= match.device <= match.host <= match.shared <= num_tokens
     assert match.device <= max(0, num_tokens - 1)
     assert match.device % 2 == match.host % 2 == match.shared % 2 == 0
@@ -70,8 +70,8 @@ def test_bounds(masks: list[int], chunk_blocks: int, rest: int) -> None:
 def test_more_in_the_tiers_is_never_less(masks: list[int], chunk_blocks: int, at: int, tier: int) -> None:
     """One more block in host memory or in the store never lowers what is reused."""
     richer = [mask | tier if index == at else mask for index, mask in enumerate(masks)]
-    before = match_prefix(masks, ONE, 2 * len(masks), 2, chunk_blocks)
-    after = match_prefix(richer, ONE, 2 * len(masks), 2, chunk_blocks)
+    before = match_prefix(runs_of(masks), ONE, 2 * len(masks), 2, chunk_blocks)
+    after = match_prefix(runs_of(richer), ONE, 2 * len(masks), 2, chunk_blocks)
     assert after.device == before.device
     assert after.host >= before.host
     assert after.shared >= before.shared

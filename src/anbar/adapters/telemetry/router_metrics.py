@@ -46,6 +46,10 @@ FLEET_GAUGES = {
     "anbar_router_index_blocks": "Distinct KV blocks that the prefix index knows.",
     "anbar_router_index_parked_hashes": "Hashes of offload events that no device event has explained yet.",
     "anbar_router_index_orphan_blocks": "Device blocks dropped because their parent was unknown.",
+    "anbar_router_index_rows": "Blocks that take memory in the prefix index: those that are somewhere, and "
+    "names that are remembered for a while. At most router.index_max_blocks.",
+    "anbar_router_index_refused_blocks": "Blocks not taken in since the start because the prefix index was "
+    "full: they are not predicted.",
     "anbar_router_client_connections": "Open client connections.",
     "anbar_router_lost_log_lines": "Log lines that could not be written since the start.",
     "anbar_router_draining": "1 while the router finishes what runs and accepts nothing new.",
@@ -97,6 +101,8 @@ class _FleetCollector(Collector):
             fleet.num_index_blocks,
             fleet.num_index_parked,
             fleet.num_index_orphans,
+            fleet.num_index_rows,
+            fleet.num_index_refused,
             fleet.num_connections,
             fleet.num_lost_log_lines,
             fleet.draining,

@@ -31,7 +31,7 @@ from anbar.apps.router.prompts import Prompts
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import PrefillGroup, PrefixIndex, make_policy
+from anbar.route import PrefillGroup, PrefixIndex, ResidencyLimits, make_policy
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -55,7 +55,7 @@ class Router:
         limits = upstream_limits(router)
         alike = PrefillGroup(PREFILL_PRIOR)
         self.fleet = Fleet([attach(e, limits, environ, alike, self.emit) for e in config.engines])
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks))
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)
         self._feed = KvFeed(self.fleet, self.index, self.emit, clock, time.time)
@@ -143,6 +143,8 @@ class Router:
             num_index_blocks=stats.num_blocks,
             num_index_parked=stats.num_parked,
             num_index_orphans=stats.num_orphans,
+            num_index_rows=stats.num_rows,
+            num_index_refused=stats.num_refused,
             num_connections=len(self._server.connections),
             num_lost_log_lines=self._log.num_lost,
             draining=self.state.life is Life.DRAINING,

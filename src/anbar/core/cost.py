@@ -11,6 +11,24 @@ from operator import itemgetter
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """What there is to compute of prompts. For tokens m..L of one: L - m `tokens` and L^2 - m^2 `pairs`."""
+
+    tokens: int = 0
+    pairs: int = 0
+
+    @classmethod
+    def of(cls, num_tokens: int, num_cached: int = 0) -> "PrefillWork":
+        """Tokens `num_cached`..`num_tokens` of a prompt; at least the last one, which nothing has sampled
+        from yet."""
+        cached = max(0, min(num_cached, num_tokens - 1))
+        return cls(num_tokens - cached, num_tokens**2 - cached**2)
+
+
+NO_WORK = PrefillWork()
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillCost:
     """Time to compute prompt tokens m..L: `overhead + a*(L-m) + b*(L^2-m^2)`.
 
@@ -29,6 +47,10 @@ class PrefillCost:
         quadratic = self.b_s_per_token2 * (num_tokens**2 - num_cached**2)
         return self.overhead_s + linear + quadratic
 
+    def work_seconds(self, work: PrefillWork) -> float:
+        """Seconds to compute `work`, without any overhead."""
+        return self.a_s_per_token * work.tokens + self.b_s_per_token2 * work.pairs
+
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
@@ -40,6 +62,18 @@ class TierCost:
     def seconds(self, num_bytes: int) -> float:
         """Seconds to load `num_bytes`; 0.0 for nothing."""
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCost:
+    """Time to bring tokens' KV from a tier to one engine's device: `latency + s_per_token * tokens`."""
+
+    s_per_token: float
+    latency_s: float = 0.0
+
+    def seconds(self, num_tokens: int) -> float:
+        """Seconds to load `num_tokens`; 0.0 for none."""
+        return self.latency_s + self.s_per_token * num_tokens if num_tokens > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

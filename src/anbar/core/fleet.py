@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from anbar.core.cost import PrefillCost, TierCost
+from anbar.core.cost import LoadCost, PrefillCost, PrefillWork
 from anbar.core.events import Tier
 from anbar.core.ids import EngineId
 
@@ -20,9 +20,9 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine: `models` are the names it serves, `queued_prefill_tokens` prompt tokens sent to it that
-    it must still compute, `num_decoding` requests that stream from it, `kv_bytes_per_token` the size of one
-    token's KV over all its ranks."""
+    """One engine: `models` are the names it serves; `queued_prefill_tokens` and `queued_prefill_pairs` the
+    work of prompts that were sent to it and are not computed, of which `prefill_done_s` seconds are done;
+    `num_decoding` requests that it is generating for; `loads` what tiers cost, as far as that is known."""
 
     id: EngineId
     state: EngineState
@@ -33,8 +33,15 @@ class EngineView:
     queued_prefill_tokens: int = 0
     num_decoding: int = 0
     num_in_flight: int = 0
-    kv_bytes_per_token: int = 0
-    tier_costs: Mapping[Tier, TierCost] = field(default_factory=dict)
+    queued_prefill_pairs: int = 0
+    prefill_done_s: float = 0.0
+    loads: Mapping[Tier, LoadCost] = field(default_factory=dict)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until it has computed what it was sent before."""
+        queued = PrefillWork(self.queued_prefill_tokens, self.queued_prefill_pairs)
+        return max(0.0, self.prefill.work_seconds(queued) - self.prefill_done_s)
 
 
 @dataclass(frozen=True, slots=True)

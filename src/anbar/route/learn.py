@@ -1,141 +1,191 @@
 """What engines' prefill costs, learned from the requests they have finished.
 
+Sought are the coefficients of `overhead + a (L - m) + b (L^2 - m^2)`, by recursive least squares with
+forgetting and bounds (`anbar.route.least_squares`), in three stages, each of which begins where the one
+before ends:
+
+    prior  →  group: all engines that are expected to be alike, long memory  →  engine: short memory
+
+Each stage first finds the *scale*, one number by which linear and quadratic part are slower than said so
+far, and then the three coefficients near what the scale says. From prompts of like length `a` and `b` cannot
+be told apart; then the scale is all that is learned and the shape stays that of the stage before, so that a
+prompt ten times as long is not mispredicted by orders of magnitude. The long memory of the group keeps the
+shape while for a time all prompts are alike.
+
 Engines behind one router are mostly alike, so what one shows is expected of the others until they show
 otherwise. Without that an engine that has finished nothing yet would look as fast as the prior says, and
 draw every request away from engines that hold its prefix.
 """
 
+import math
 from dataclasses import dataclass
 
-from anbar.core.cost import PrefillCost
+from anbar.core.cost import NO_WORK, PrefillCost, PrefillWork
+from anbar.route.least_squares import FadedSums, Gains, solve
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
     """One finished request, as seen from the router."""
 
-    num_tokens: int
-    """Prompt tokens, L."""
-    num_cached: int
-    """Prompt tokens that the engine did not compute, m: its own `cached_tokens`."""
-    num_queued: int
-    """Prompt tokens that were queued before it when it was sent."""
-    ttft_s: float
-    """Seconds from sending it to its first token."""
-    load_s: float = 0.0
-    """Predicted seconds of that for loading from a tier."""
+    own: PrefillWork
+    """What the engine computed of its prompt."""
+    seconds: float
+    """From when the engine began with the first of `queued` (or was sent it, when that is empty) to the first
+    token."""
+    queued: PrefillWork = NO_WORK
+    """What the engine had to compute before, from the first on that it had not answered yet."""
+
+
+HALF_LIFE = 32
+"""Samples of an engine after which one counts half."""
+
+GROUP_HALF_LIFE = 1024
+"""The same for the group's shape."""
+
+MAX_STEP = 4.0
+"""A sample counts as at most this many times slower or faster than expected: no request moves the scale of a
+well-known engine by more than 7 %, and one that became that much slower is believed after a dozen."""
+
+MAX_FIRST_STEP = 100.0
+"""The same for the first sample of all: a prior may be that far off, a laptop's CPU is."""
+
+SCALE_BOUNDS = (1e-4, 1e4)
+"""Times the prior: no engine is further from any sensible one."""
+
+MOST_OVERHEAD = 0.2
+"""A sample tells the scale when the prior's overhead is at most this share of what the prior expects."""
+
+DOUBLED_BY = 8.0
+MOST_FACTOR = 32.0
+"""A coefficient is within this factor of what the scale says, and within 2 after `DOUBLED_BY` samples, within
+4 after twice as many, …"""
+
+OVERHEAD_ROOM = 8.0
+"""Times the prior's overhead: what one may be at once. It is known least, and never many milliseconds."""
+
+PRIOR_SAMPLES = 0.001
+"""Samples that the prior's scale is worth: the first one all but replaces it."""
+
+GROUP_SAMPLES = 2.0
+"""Samples that the group's scale is worth to a new engine, half as many after its first sample, a third after
+its second, …: differences between like engines are noise at first."""
+
+GROUP_RIDGE: Gains = (0.005, 0.2, 0.005)
+ENGINE_RIDGE: Gains = (0.2, 1.0, 0.5)
+"""How strongly overhead, linear and quadratic part are drawn to what the stage before says with the scale;
+(relative error of a sample / that of the coefficient)^2: a fifth over three for what is known least."""
+
+MOVED = 0.01
+"""The group tells its engines of a new estimate when a coefficient has changed by that share."""
+
+_START: Gains = (1.0, 1.0, 1.0)
+
+
+def _near(scaled: Gains, num_samples: float) -> tuple[Gains, Gains]:
+    """How far the coefficients may be from what the scale says."""
+    overhead, linear, quadratic = scaled
+    factor = min(MOST_FACTOR, 2 ** (num_samples / DOUBLED_BY))
+    high = max(overhead, OVERHEAD_ROOM) * factor, linear * factor, max(linear, quadratic) * factor
+    return (0.0, linear / factor, 0.0), high
+
+
+def _strength(ridge: Gains, scaled: Gains) -> Gains:
+    """Samples weigh less the slower the engine is, and so must this."""
+    return ridge[0] / scaled[1], ridge[1] / scaled[1], ridge[2] / scaled[1]
+
+
+def _scaled(gains: Gains, scale: float) -> Gains:
+    """The overhead is not slower by as much as the computing is."""
+    low, high = SCALE_BOUNDS
+    limited = min(max(gains[1] * scale, low), high) / gains[1]
+    return gains[0], gains[1] * limited, gains[2] * limited
+
+
+class PrefillGroup:
+    """Engines that are expected to be alike. `gains` are its estimate, over the prior's coefficients; a new
+    object only when they have changed by more than noise, so that a look at an engine costs a comparison."""
+
+    def __init__(self, prior: PrefillCost) -> None:
+        if not (prior.a_s_per_token > 0 and prior.b_s_per_token2 >= 0 and prior.overhead_s >= 0):
+            raise ValueError(f"the prior is {prior}: a must be positive, b and the overhead not negative")
+        self.prior = prior
+        self.num_samples = 0
+        self.gains = _START
+        self._num_solved = 0
+        self._long = FadedSums(GROUP_HALF_LIFE)
+        self._recent = FadedSums(HALF_LIFE)
+
+    def join(self) -> "PrefillLearner":
+        """A learner for one more engine."""
+        return PrefillLearner(self)
+
+    def observe(self, shares: Gains, ratio: float, *, tells_scale: bool) -> None:
+        """A sample of one of the engines."""
+        self.num_samples += 1
+        for sums in (self._long, self._recent):
+            sums.add(shares, ratio, tells_scale=tells_scale)
+        if self.num_samples - self._num_solved < min(8, self.num_samples // 8):
+            return  # of hundreds of samples one more changes nothing
+        self._num_solved = self.num_samples
+        scaled = _scaled(_START, self._long.scale(_START, PRIOR_SAMPLES, 1.0))
+        shape = solve(self._long, scaled, _strength(GROUP_RIDGE, scaled), *_near(scaled, self._long.num))
+        gains = _scaled(shape, self._recent.scale(shape, PRIOR_SAMPLES, 1.0))
+        if any(abs(new - old) > MOVED * old for new, old in zip(gains, self.gains, strict=True)):
+            self.gains = gains
 
 
 class PrefillLearner:
-    """Scales a prior cost to what is measured: the shape (overhead, ratio of `a` to `b`) stays the prior's.
+    """One engine's. Made by `PrefillGroup.join`."""
 
-    The scale is a ratio of sums, seconds measured over seconds expected, in which old samples fade; one slow
-    request moves it by its share of the work and no more. The queue before a request counts as work, so a
-    wait needs no separate guess. One number is learned, on purpose: `a` and `b` cannot be told apart from
-    noisy samples of like lengths, and a wrong `b` mispredicts long prompts by orders of magnitude.
-    """
-
-    MIN_COMPUTED = 32
-    """Tokens; a sample with less to compute measures overheads, not the prefill."""
-
-    MAX_STEP = 8.0
-    """A sample counts as at most this many times faster or slower than the present estimate."""
-
-    MAX_FIRST_STEP = 100.0
-    """The same for the first sample of all: a prior may be that far off, a laptop's CPU is."""
-
-    BOUNDS = (1e-4, 1e4)
-    """The scale never leaves these: no engine is further from any sensible prior."""
-
-    def __init__(
-        self,
-        prior: PrefillCost,
-        *,
-        half_life: int = 32,
-        prior_samples: float = 2.0,
-        group: "PrefillGroup | None" = None,
-    ) -> None:
-        """`half_life`: samples after which one counts half. `prior_samples`: how many 1,000-token prompts of
-        evidence the prior, or what `group` makes of it, is worth at first; it fades like a sample."""
-        if half_life < 1:
-            raise ValueError(f"half_life is {half_life}, must be at least 1")
-        if prior.a_s_per_token <= 0:
-            raise ValueError(f"the prior's a_s_per_token is {prior.a_s_per_token}, must be positive")
-        self._prior = prior
+    def __init__(self, group: PrefillGroup) -> None:
         self._group = group
-        self._fade = 0.5 ** (1 / half_life)
-        self._prior_s = prior_samples * 1000 * prior.a_s_per_token
-        self.expected_s = 0.0
-        """Faded sum of what the prior expected of the samples."""
-        self.measured_s = 0.0
-        """Faded sum of what they took."""
+        self._sums = FadedSums(HALF_LIFE)
+        self._from: Gains | None = None
+        self._gains = _START
+        self._cost = group.prior
         self.num_samples = 0
+        self.error = 0.0
+        """Faded mean of |measured / predicted - 1|, predicted before the sample was known."""
 
     @property
     def cost(self) -> PrefillCost:
         """The present estimate."""
-        scale = self._scale()
-        return PrefillCost(
-            self._prior.a_s_per_token * scale, self._prior.b_s_per_token2 * scale, self._prior.overhead_s
-        )
+        if self._from is not self._group.gains:
+            self._estimate()
+        return self._cost
 
     def observe(self, sample: PrefillSample) -> None:
-        """Learn from one request; samples that say nothing about the prefill are ignored."""
-        computed = sample.num_tokens - sample.num_cached
-        if computed < self.MIN_COMPUTED:
+        """Learn from one request. What no clock can have measured is ignored."""
+        prior = self._group.prior
+        tokens = sample.own.tokens + sample.queued.tokens
+        pairs = sample.own.pairs + sample.queued.pairs
+        if sample.own.tokens < 1 or not (math.isfinite(sample.seconds) and sample.seconds > 0):
             return
-        alone = PrefillCost(self._prior.a_s_per_token, self._prior.b_s_per_token2)
-        expected_s = alone.seconds(sample.num_tokens, sample.num_cached)
-        expected_s += self._prior.a_s_per_token * sample.num_queued
-        measured_s = sample.ttft_s - sample.load_s - self._prior.overhead_s
-        now_s = expected_s * self._scale()
-        step = self.MAX_STEP if self._is_informed() else self.MAX_FIRST_STEP
-        measured_s = min(max(measured_s, now_s / step), now_s * step)
-        before_s = self.expected_s, self.measured_s
-        self.expected_s = self.expected_s * self._fade + expected_s
-        self.measured_s = self.measured_s * self._fade + measured_s
-        self._prior_s *= self._fade
+        parts = prior.overhead_s, prior.a_s_per_token * tokens, prior.b_s_per_token2 * pairs
+        expected_s = sum(parts)
+        shares = parts[0] / expected_s, parts[1] / expected_s, parts[2] / expected_s
+        _ = self.cost  # brings `_gains` up to date
+        predicted = sum(share * gain for share, gain in zip(shares, self._gains, strict=True))
+        step = MAX_STEP if self._group.num_samples else MAX_FIRST_STEP
+        measured = min(max(sample.seconds / expected_s, predicted / step), predicted * step)
+        self.error += (abs(measured / predicted - 1) - self.error) / min(self.num_samples + 1, HALF_LIFE)
         self.num_samples += 1
-        if self._group is not None:
-            self._group.moved(self.expected_s - before_s[0], self.measured_s - before_s[1])
+        tells_scale = shares[0] <= MOST_OVERHEAD
+        self._sums.add(shares, measured, tells_scale=tells_scale)
+        self._group.observe(shares, measured, tells_scale=tells_scale)
+        self._from = None
 
-    def _is_informed(self) -> bool:
-        return self.num_samples > 0 or (self._group is not None and self._group.num_samples > 0)
-
-    def _scale(self) -> float:
-        low, high = self.BOUNDS
-        base = self._group.scale if self._group is not None else 1.0
-        scale = (self.measured_s + self._prior_s * base) / (self.expected_s + self._prior_s)
-        return min(max(scale, low), high)
-
-
-class PrefillGroup:
-    """Engines that are expected to be alike. Its sums are kept up to date by its members, so that a look,
-    which every request takes at every engine, costs nothing."""
-
-    PRIOR_SAMPLES = 0.1
-    """1,000-token prompts that the prior is worth to the group: the first sample all but replaces it."""
-
-    MEMBER_SAMPLES = 8.0
-    """What the group's estimate is worth to a member: differences between like engines are noise at first."""
-
-    def __init__(self, prior: PrefillCost) -> None:
-        self._prior = prior
-        prior_s = self.PRIOR_SAMPLES * 1000 * prior.a_s_per_token
-        self._expected_s = self._measured_s = prior_s
-        self.num_samples = 0
-
-    def join(self) -> PrefillLearner:
-        """A learner for one more engine."""
-        return PrefillLearner(self._prior, prior_samples=self.MEMBER_SAMPLES, group=self)
-
-    def moved(self, expected_s: float, measured_s: float) -> None:
-        """A member has learned from a sample: by how much its sums have changed."""
-        self._expected_s += expected_s
-        self._measured_s += measured_s
-        self.num_samples += 1
-
-    @property
-    def scale(self) -> float:
-        """How many times slower than the prior the members are, together."""
-        return self._measured_s / self._expected_s
+    def _estimate(self) -> None:
+        gains = self._from = self._group.gains
+        scaled = _scaled(gains, self._sums.scale(gains, GROUP_SAMPLES / (1 + self.num_samples), 1.0))
+        if self.num_samples:
+            ridge = _strength(ENGINE_RIDGE, scaled)
+            scaled = solve(self._sums, scaled, ridge, *_near(scaled, self._sums.num))
+        self._gains = scaled
+        prior = self._group.prior
+        self._cost = PrefillCost(
+            a_s_per_token=prior.a_s_per_token * scaled[1],
+            b_s_per_token2=prior.b_s_per_token2 * scaled[2],
+            overhead_s=prior.overhead_s * scaled[0],
+        )

@@ -1,8 +1,8 @@
 """What a request would cost on an engine, in seconds: `TTFT(w) = wait(w) + load(w) + prefill(w)`.
 
-- wait: the prompt tokens already queued at `w`, at its measured prefill rate. The quadratic term is left out
-  on purpose: how the queue splits into prompts is unknown, and counting it as one prompt would overstate it.
-- load: bytes of the part that lies in host RAM or in the shared store, over the tier's bandwidth.
+- wait: `a Q + b P` for the prompts that `w` was sent before and has not computed, Q their tokens and P the
+  sum of their own L^2 - m^2, less the seconds since it began with the first of them.
+- load: latency and seconds per token of the part that lies in host RAM or in the shared store.
 - prefill: `overhead + a (L - m) + b (L^2 - m^2)` for the tokens m..L that come from no tier.
 
 A tier is used only when loading beats computing: of «device alone», «device and host», «all tiers» the
@@ -29,8 +29,7 @@ slower."""
 
 def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch) -> Prediction:
     """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix."""
-    wait_s = engine.prefill.a_s_per_token * engine.queued_prefill_tokens
-    options = [_with(query, engine, wait_s, used) for used in _uses(match)]
+    options = [_with(query, engine, engine.wait_s, used) for used in _uses(match)]
     return min(options, key=lambda option: option.ttft_s)
 
 
@@ -45,9 +44,10 @@ def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:
     """Seconds that the prefill takes from the decodes running on `engine`, summed over them.
 
     vLLM computes a prompt chunk in the same steps as the running decodes, so while the prefill lasts each of
-    them waits about as long as it takes. Loads run beside the steps and delay nobody.
+    them waits about as long as it takes; the overhead is no part of that, since the decodes' own steps have
+    it too. Loads run beside the steps and delay nobody.
     """
-    return engine.num_decoding * prediction.prefill_s
+    return engine.num_decoding * max(0.0, prediction.prefill_s - engine.prefill.overhead_s)
 
 
 def host_load_s(engine: EngineView, prediction: Prediction) -> float:
@@ -78,7 +78,7 @@ def _with(query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatc
 
 
 def _load_s(engine: EngineView, tier: Tier, num_tokens: int) -> float:
-    cost = engine.tier_costs.get(tier)
+    cost = engine.loads.get(tier)
     if cost is None:
         return LOAD_RATIO[tier] * engine.prefill.a_s_per_token * num_tokens
-    return cost.seconds(num_tokens * engine.kv_bytes_per_token)
+    return cost.seconds(num_tokens)

@@ -101,20 +101,25 @@ def view(
     state: EngineState = EngineState.READY,
     models: Sequence[str] = ("m",),
     rate: float = 1000.0,
+    prefill: PrefillCost | None = None,
     queued: int = 0,
+    pairs: int = 0,
+    done_s: float = 0.0,
     decoding: int = 0,
     in_flight: int = 0,
     context: int = 100_000,
 ) -> EngineView:
-    """An engine that computes `rate` prompt tokens a second."""
+    """An engine that computes `rate` prompt tokens a second, unless `prefill` says what it costs."""
     return EngineView(
         id=EngineId(name),
         state=state,
         models=frozenset(models),
         block_size=BLOCK,
         max_model_len=context,
-        prefill=PrefillCost(1 / rate),
+        prefill=prefill or PrefillCost(1 / rate),
         queued_prefill_tokens=queued,
+        queued_prefill_pairs=pairs,
+        prefill_done_s=done_s,
         num_decoding=decoding,
         num_in_flight=in_flight,
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anbar.core.cost import PrefillCost, TierCost
+from anbar.core.cost import LoadCost, PrefillCost
 from anbar.core.errors import ConfigError, NoEngine, RequestError
 from anbar.core.events import Tier
 from anbar.core.fleet import EngineState, EngineView, PrefixMatch, Route
@@ -198,7 +198,7 @@ def test_more_cached_is_never_less_attractive(
 def test_a_tier_is_used_only_where_it_is_faster() -> None:
     """A store slower than computing is left out of the prediction; one of unknown cost is used, at a
     fraction of the time of computing."""
-    slow, fast = TierCost(0.0, 1e3), TierCost(0.001, 1e9)
+    slow, fast = LoadCost(1.0), LoadCost(1e-6, 0.001)
     match = PrefixMatch(100, 500, 900)
     engine = EngineView(
         EngineId("a"),
@@ -207,12 +207,11 @@ def test_a_tier_is_used_only_where_it_is_faster() -> None:
         2,
         9999,
         PrefillCost(0.001),
-        kv_bytes_per_token=1000,
-        tier_costs={Tier.HOST: fast, Tier.SHARED: slow},
+        loads={Tier.HOST: fast, Tier.SHARED: slow},
     )
     host_only = predict(query(PROMPT), engine, match)
     assert host_only.match == PrefixMatch(100, 500, 500)
-    assert math.isclose(host_only.load_s, 0.001 + 400 * 1000 / 1e9)
+    assert math.isclose(host_only.load_s, 0.001 + 400 * 1e-6)
     assert math.isclose(host_only.prefill_s, 0.5)
     unknown = predict(query(PROMPT), view("a"), match)
     assert unknown.match == match

@@ -28,7 +28,7 @@ from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
-from anbar.route import PrefillLearner, PrefixIndex
+from anbar.route import CostGroup, PrefixIndex
 
 LIMITS = UpstreamLimits(
     connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0, keep_idle_s=60.0
@@ -209,7 +209,7 @@ def engine_at(port: int, name: str, key: str = "", limits: UpstreamLimits = LIMI
         pool,
         auth,
         health,
-        PrefillLearner(PREFILL_PRIOR),
+        CostGroup(PREFILL_PRIOR).join(),
         facts=facts,
     )
 

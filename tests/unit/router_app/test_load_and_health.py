@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.apps.router.health import FAILURES_BEFORE_UNHEALTHY, Health
-from anbar.apps.router.load import EngineLoad, Share
-from anbar.core.fleet import EngineState
+from anbar.apps.router.load import EngineLoad, Plan, Share
+from anbar.core.clock import ManualClock
+from anbar.core.cost import PrefillWork
+from anbar.core.events import Tier
+from anbar.core.fleet import EngineState, Prediction, PrefixMatch
 
 READY, STARTING, UNHEALTHY = EngineState.READY, EngineState.STARTING, EngineState.UNHEALTHY
 
@@ -14,12 +17,12 @@ READY, STARTING, UNHEALTHY = EngineState.READY, EngineState.STARTING, EngineStat
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["begin", "byte", "end"]), st.integers(0, 100))))
 def test_load_is_the_sum_of_what_is_open(steps: list[tuple[int, str, int]]) -> None:
     """Any interleaving of requests against a plain model: the counts are always those of the open ones."""
-    load = EngineLoad()
+    load, clock = EngineLoad(), ManualClock()
     shares: dict[int, Share] = {}
     queued: dict[int, int] = {}
     for name, step, tokens in steps:
         if step == "begin" and name not in shares:
-            shares[name] = load.hold(tokens).__enter__()
+            shares[name] = load.hold(Plan(tokens), clock).__enter__()
             queued[name] = tokens
         elif step == "byte" and name in queued:
             shares[name].first_byte()
@@ -40,7 +43,7 @@ def test_share_is_returned_when_a_request_fails() -> None:
     load = EngineLoad()
 
     def fail(begun: bool) -> None:
-        with load.hold(5) as share:
+        with load.hold(Plan(5), ManualClock()) as share:
             if begun:
                 share.first_byte()
             raise RuntimeError
@@ -49,6 +52,39 @@ def test_share_is_returned_when_a_request_fails() -> None:
         with pytest.raises(RuntimeError):
             fail(begun)
     assert (load.num_in_flight, load.queued_prefill_tokens, load.num_decoding) == (0, 0, 0)
+
+
+def test_what_a_request_says_of_its_engine() -> None:
+    """A prompt of 1,000 tokens behind one of 400 that the engine has worked on for a second; the first token
+    comes three seconds later. The time is that of both prompts, and what was loaded is what was predicted, as
+    far as the engine reports it."""
+    load, clock = EngineLoad(), ManualClock()
+    match = PrefixMatch(100, 300, 600)
+    with load.hold(Plan(400, Prediction(prefill_s=2.0)), clock) as first:
+        clock.advance(1.0)
+        with load.hold(Plan(1000, Prediction(match)), clock) as second:
+            assert load.queued_prefill_tokens == 800
+            clock.advance(1.0)
+            first.first_byte()
+            assert first.finished(0).seconds == 2.0
+            clock.advance(2.0)
+            second.first_byte()
+            whole, less, more = (second.finished(num_cached) for num_cached in (600, 200, 900))
+    assert (whole.seconds, whole.queued) == (4.0, PrefillWork(400, 160_000))
+    assert (whole.own, whole.loaded) == (PrefillWork.of(1000, 600), {Tier.HOST: 200, Tier.SHARED: 300})
+    assert (less.own, less.loaded) == (PrefillWork.of(1000, 200), {Tier.HOST: 100, Tier.SHARED: 0})
+    assert (more.own, more.loaded) == (PrefillWork.of(1000, 900), {Tier.HOST: 200, Tier.SHARED: 300})
+
+
+def test_an_answer_that_is_not_streamed_is_decoding_when_its_prefill_must_be_over() -> None:
+    """Its first token is not seen: it counts as queued for the seconds that were predicted."""
+    load, clock = EngineLoad(), ManualClock()
+    with load.hold(Plan(400, Prediction(prefill_s=2.0), streams=False), clock):
+        load.queue.pass_time(1.0)
+        assert (load.num_decoding, load.queued_prefill_tokens) == (0, 400)
+        load.queue.pass_time(2.0)
+        assert (load.num_decoding, load.queued_prefill_tokens, load.num_in_flight) == (1, 0, 1)
+    assert (load.num_decoding, load.num_in_flight) == (0, 0)
 
 
 class Changes:

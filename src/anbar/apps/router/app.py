@@ -31,7 +31,7 @@ from anbar.apps.router.prompts import Prompts
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import PrefillGroup, PrefixIndex, ResidencyLimits, make_policy
+from anbar.route import CostGroup, PrefixIndex, ResidencyLimits, make_policy
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -53,7 +53,7 @@ class Router:
         self._log = EventLog(sink, time.time)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         limits = upstream_limits(router)
-        alike = PrefillGroup(PREFILL_PRIOR)
+        alike = CostGroup(PREFILL_PRIOR)
         self.fleet = Fleet([attach(e, limits, environ, alike, self.emit) for e in config.engines])
         self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks))
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")

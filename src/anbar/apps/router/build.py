@@ -15,7 +15,7 @@ from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, EngineStateChanged
-from anbar.route import PrefillGroup
+from anbar.route import CostGroup
 
 
 def server_limits(router: RouterConfig) -> ServerLimits:
@@ -41,7 +41,7 @@ def cache_setup(config: AnbarConfig) -> CacheSetup:
 
 
 def attach(
-    engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, str], alike: PrefillGroup, emit: Emit
+    engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, str], alike: CostGroup, emit: Emit
 ) -> Engine:
     """An engine as the configuration has it, not looked at yet; expected to be like the others of `alike`.
 
@@ -63,7 +63,7 @@ def attach(
         pool=UpstreamPool(parse_endpoint(engine.url), limits),
         auth=_auth(engine, environ),
         health=Health(changed),
-        learner=alike.join(),
+        costs=alike.join(),
     )
 
 

@@ -152,7 +152,7 @@ class Endpoints:
 
 
 def _describe(engine: Engine) -> dict[str, object]:
-    load, kv, cost = engine.load, engine.kv, engine.learner.cost
+    load, kv, cost = engine.load, engine.kv, engine.costs.prefill
     return {
         "id": engine.id,
         "url": engine.url,

@@ -13,10 +13,11 @@ from anbar.apps.router.load import EngineLoad
 from anbar.core.cost import PrefillCost
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
-from anbar.route import EngineProfile, PrefillLearner
+from anbar.route import EngineCosts, EngineProfile
 
-PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, overhead_s=0.005)
-"""10,000 tokens a second: between a laptop's CPU and a large GPU; a few requests correct it."""
+PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=2e-9, overhead_s=0.005)
+"""Without a cost file. 10,000 tokens a second: between a laptop's CPU and a large GPU; a few requests correct
+it. Attention as costly as the rest at 25,000 tokens before, half of a prompt of 50,000: an 8B model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Engine:
     auth: tuple[Header, ...]
     """The engine's own key, as a header."""
     health: Health
-    learner: PrefillLearner
+    costs: EngineCosts
     load: EngineLoad = field(default_factory=EngineLoad)
     facts: EngineFacts = EngineFacts()
     profile: EngineProfile | None = None
@@ -98,17 +99,21 @@ class Engine:
     def is_ready(self) -> bool:
         return self.health.state is EngineState.READY
 
-    def view(self) -> EngineView:
+    def view(self, now_s: float) -> EngineView:
         """The frozen value that policies see."""
         load = self.load
+        load.queue.pass_time(now_s)
         return EngineView(
             id=self.id,
             state=self.health.state,
             models=self.facts.names,
             block_size=self.facts.block_size,
             max_model_len=self.facts.max_model_len,
-            prefill=self.learner.cost,
-            queued_prefill_tokens=load.queued_prefill_tokens,
+            prefill=self.costs.prefill,
+            loads=self.costs.loads,
+            queued_prefill_tokens=load.queue.tokens,
+            queued_prefill_pairs=load.queue.pairs,
+            prefill_done_s=load.queue.done_s(now_s),
             num_decoding=load.num_decoding,
             num_in_flight=load.num_in_flight,
         )
@@ -146,5 +151,5 @@ class Fleet:
     def ready(self) -> list[Engine]:
         return [engine for engine in self if engine.is_ready]
 
-    def views(self) -> list[EngineView]:
-        return [engine.view() for engine in self]
+    def views(self, now_s: float) -> list[EngineView]:
+        return [engine.view(now_s) for engine in self]

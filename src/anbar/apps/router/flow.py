@@ -164,7 +164,7 @@ class Flow:
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]
             matches = parts.index.match(query, ready, parts.clock.now_s())
-        views = parts.fleet.views()
+        views = parts.fleet.views(parts.clock.now_s())
         degraded = {engine.id: engine.degraded() for engine in parts.fleet}
         route = None
         try:

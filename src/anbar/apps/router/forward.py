@@ -21,6 +21,7 @@ from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
+from anbar.apps.router.load import Plan
 from anbar.apps.router.outgoing import ask, is_event_stream
 from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
@@ -30,7 +31,6 @@ from anbar.core.fleet import Route
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome
 from anbar.core.request import RouteQuery
 from anbar.route import PrefixIndex
-from anbar.route.learn import PrefillSample
 
 RETRIED_STATUSES = frozenset((502, 503, 504))
 MAX_EXECUTIONS = 2
@@ -115,9 +115,9 @@ class Forwarder:
         record.predicted_cached_tokens = num_predicted
         record.predicted_ttft_s = prediction.ttft_s
         record.degraded = job.tokens_note or engine.degraded()
-        num_queued = engine.load.queued_prefill_tokens
         sent_s = self._clock.now_s()
-        with engine.load.hold(max(0, job.query.num_tokens - num_predicted)) as share:
+        plan = Plan(job.query.num_tokens, prediction, job.api.stream)
+        with engine.load.hold(plan, self._clock) as share:
             reply, sieve = await ask(engine, job.exchange.request, job.api, job.head)
             try:
                 if reply.status in RETRIED_STATUSES and not must_answer:
@@ -129,15 +129,8 @@ class Forwarder:
                 await self._relay(job, reply, sieve, record)
             finally:
                 reply.close()
-        sample = PrefillSample(
-            num_tokens=job.query.num_tokens,
-            num_cached=_first(record.reported_cached_tokens, num_predicted),
-            num_queued=num_queued,
-            ttft_s=now_s - sent_s,
-            load_s=prediction.load_s,
-        )
         if job.api.stream and record.outcome is Outcome.OK and job.query.token_ids:
-            engine.learner.observe(sample)
+            engine.costs.observe(share.finished(_first(record.reported_cached_tokens, num_predicted)))
         self._check_hints(engine, job, record)
 
     def _check_hints(self, engine: Engine, job: Job, record: Record) -> None:

@@ -1,50 +1,91 @@
 """What an engine is busy with, counted so that no path can leak: a request holds its share in a `with`."""
 
+from dataclasses import dataclass
 from types import TracebackType
+
+from anbar.core.clock import Clock
+from anbar.core.cost import NO_WORK, PrefillWork
+from anbar.core.events import Tier
+from anbar.core.fleet import Prediction
+from anbar.route.costs import Finished
+from anbar.route.waiting import PrefillQueue, QueuedPrompt
+
+_NOTHING_PREDICTED = Prediction()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One try of one request, as it was predicted."""
+
+    num_tokens: int
+    prediction: Prediction = _NOTHING_PREDICTED
+    streams: bool = True
 
 
 class EngineLoad:
     """Requests that were sent to one engine and are not over."""
 
-    __slots__ = ("num_decoding", "num_in_flight", "queued_prefill_tokens")
+    __slots__ = ("num_in_flight", "queue")
 
     def __init__(self) -> None:
         self.num_in_flight = 0
-        self.queued_prefill_tokens = 0
-        """Prompt tokens of requests without a first byte, less what is predicted to come from a cache."""
-        self.num_decoding = 0
-        """Requests past their first byte."""
+        self.queue = PrefillQueue()
+        """Prompts without a first token, less what is predicted to come from a cache."""
 
-    def hold(self, num_uncached_tokens: int) -> "Share":
-        """Use as `with load.hold(n) as share:` around one try of one request."""
-        return Share(self, num_uncached_tokens)
+    @property
+    def queued_prefill_tokens(self) -> int:
+        return self.queue.tokens
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests past their first token."""
+        return self.num_in_flight - len(self.queue)
+
+    def hold(self, plan: Plan, clock: Clock) -> "Share":
+        """Use as `with load.hold(plan, clock) as share:` around one try of one request."""
+        return Share(self, plan, clock)
 
 
 class Share:
     """One request's part of an engine's load."""
 
-    __slots__ = ("_decoding", "_load", "_queued")
+    __slots__ = ("_before", "_clock", "_load", "_plan", "_prompt", "_seconds", "_started_s")
 
-    def __init__(self, load: EngineLoad, num_uncached_tokens: int) -> None:
+    def __init__(self, load: EngineLoad, plan: Plan, clock: Clock) -> None:
+        work = PrefillWork.of(plan.num_tokens, plan.prediction.match.total) if plan.num_tokens else NO_WORK
+        self._prompt = QueuedPrompt(work, plan.prediction.prefill_s, plan.streams)
+        self._plan = plan
         self._load = load
-        self._queued = num_uncached_tokens
-        self._decoding = False
+        self._clock = clock
+        self._before = NO_WORK
+        self._started_s = self._seconds = 0.0
 
     def __enter__(self) -> "Share":
+        now_s, queue = self._clock.now_s(), self._load.queue
+        queue.pass_time(now_s)
+        self._before, self._started_s = queue.work, now_s - queue.busy_s(now_s)
         self._load.num_in_flight += 1
-        self._load.queued_prefill_tokens += self._queued
+        queue.add(self._prompt, now_s)
         return self
 
     def first_byte(self) -> None:
         """The prefill is over."""
-        self._load.queued_prefill_tokens -= self._queued
-        self._queued = 0
-        self._load.num_decoding += 1
-        self._decoding = True
+        now_s = self._clock.now_s()
+        self._seconds = now_s - self._started_s
+        self._load.queue.answered(self._prompt, now_s)
+
+    def finished(self, num_cached: int) -> Finished:
+        """What the request, past its first byte, says of its engine. `num_cached`: what the engine reported,
+        or what was predicted. More than predicted is taken to come from the device, less to be missing from
+        the furthest tier."""
+        match = self._plan.prediction.match
+        host = max(0, min(match.host, num_cached) - match.device)
+        shared = max(0, min(match.shared, num_cached) - match.host)
+        own = PrefillWork.of(self._plan.num_tokens, num_cached)
+        return Finished(own, self._seconds, self._before, {Tier.HOST: host, Tier.SHARED: shared})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._load.num_in_flight -= 1
-        self._load.queued_prefill_tokens -= self._queued
-        self._load.num_decoding -= self._decoding
+        self._load.queue.discard(self._prompt, self._clock.now_s())

@@ -1,0 +1,147 @@
+"""All that is learned of one engine's speed: what prompts cost to compute, and to load from each tier.
+
+A finished request teaches what most of its tokens went through. If those were computed, the time is the
+prefill's, less the predicted load. If most were loaded, what the predicted wait and prefill leave over is
+the load's: seconds per token and tier, as a share of the time to compute a token, by least squares with
+forgetting, between 0 (free) and 1 (no better than computing).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from anbar.core.cost import NO_WORK, LoadCost, PrefillCost, PrefillWork
+from anbar.core.events import Tier
+from anbar.route.learn import HALF_LIFE, PrefillGroup, PrefillLearner, PrefillSample
+from anbar.route.predict import LOAD_RATIO
+
+NO_LOADS: Mapping[Tier, LoadCost] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a finished request says of its engine."""
+
+    own: PrefillWork
+    """What was computed of its prompt."""
+    seconds: float
+    """From when the engine began with the first of `queued` (or was sent it) to the first token."""
+    queued: PrefillWork = NO_WORK
+    """What was to compute before."""
+    loaded: Mapping[Tier, int] = field(default_factory=dict)
+    """Tokens that came from each tier below the device."""
+
+
+class _Ratio:
+    """Seconds to load over seconds to compute, learned from one tier's loads."""
+
+    __slots__ = ("num_samples", "value", "xx", "xy")
+
+    FADE = 0.5 ** (1 / HALF_LIFE)
+
+    RIDGE = 1.0
+    """How strongly it is drawn to where it began: (relative error of a sample, a fifth)^2 / (its own)^2."""
+
+    def __init__(self, start: float) -> None:
+        self.value = start
+        self.xx = self.xy = 0.0
+        self.num_samples = 0
+
+    def add(self, x: float, y: float, start: float) -> None:
+        """`x`: what computing the tokens would take, `y`: what was left for loading them; both over the
+        request's predicted seconds."""
+        self.xx = self.xx * self.FADE + x * x
+        self.xy = self.xy * self.FADE + x * y
+        self.num_samples += 1
+        self.value = min(max((self.xy + self.RIDGE * start) / (self.xx + self.RIDGE), 0.0), 1.0)
+
+
+class CostGroup:
+    """Engines that are expected to be alike: what one shows of itself is expected of the others."""
+
+    def __init__(self, prior: PrefillCost, loads: Mapping[Tier, LoadCost] = NO_LOADS) -> None:
+        """`loads`: what is known of tiers; the others are taken to need `LOAD_RATIO` of computing."""
+        self.prefill = PrefillGroup(prior)
+        self.latency_s = {tier: loads[tier].latency_s if tier in loads else 0.0 for tier in LOAD_RATIO}
+        self._start = {
+            tier: loads[tier].s_per_token / prior.a_s_per_token if tier in loads else ratio
+            for tier, ratio in LOAD_RATIO.items()
+        }
+        self.ratios = {tier: _Ratio(start) for tier, start in self._start.items()}
+
+    def join(self) -> "EngineCosts":
+        """The costs of one more engine."""
+        return EngineCosts(self)
+
+    def observe(self, tier: Tier, x: float, y: float) -> None:
+        """A load by one of the engines."""
+        self.ratios[tier].add(x, y, self._start[tier])
+
+
+class EngineCosts:
+    """One engine's. Made by `CostGroup.join`."""
+
+    MOST_LEFT = 4.0
+    """Of a request's predicted seconds: what may count as left for a load, in either direction."""
+
+    def __init__(self, group: CostGroup) -> None:
+        self._group = group
+        self.learner: PrefillLearner = group.prefill.join()
+        self._own = {tier: _Ratio(0.0) for tier in LOAD_RATIO}
+        self._key: tuple[object, ...] = ()
+        self._loads: Mapping[Tier, LoadCost] = NO_LOADS
+
+    @property
+    def prefill(self) -> PrefillCost:
+        """The present estimate."""
+        return self.learner.cost
+
+    @property
+    def loads(self) -> Mapping[Tier, LoadCost]:
+        """The present estimate, by tier."""
+        prefill, ratios = self.learner.cost, self._group.ratios
+        key = prefill, *(ratios[tier].value for tier in ratios), *(own.value for own in self._own.values())
+        if key != self._key:
+            self._key = key
+            self._loads = MappingProxyType(
+                {
+                    tier: LoadCost(self._ratio(tier) * prefill.a_s_per_token, self._group.latency_s[tier])
+                    for tier in ratios
+                }
+            )
+        return self._loads
+
+    def num_loads(self, tier: Tier) -> int:
+        """Requests that taught what loading from `tier` takes."""
+        return self._own[tier].num_samples
+
+    def observe(self, finished: Finished) -> None:
+        """Learn from one request. What no clock can have measured is ignored."""
+        loads, num_loaded = self.loads, sum(finished.loaded.values())
+        load_s = sum(loads[tier].seconds(count) for tier, count in finished.loaded.items())
+        if num_loaded <= finished.own.tokens:
+            sample = PrefillSample(finished.own, finished.seconds - load_s, finished.queued)
+            self.learner.observe(sample)
+        elif math.isfinite(finished.seconds) and finished.seconds > 0:
+            self._observe_loads(finished, loads, load_s)
+
+    def _observe_loads(self, finished: Finished, loads: Mapping[Tier, LoadCost], load_s: float) -> None:
+        prefill = self.prefill
+        other_s = prefill.overhead_s + prefill.work_seconds(finished.own)
+        other_s += prefill.work_seconds(finished.queued)
+        expected_s = other_s + load_s
+        most_s = self.MOST_LEFT * expected_s
+        left_s = min(max(finished.seconds - other_s, -most_s), most_s)
+        for tier, count in finished.loaded.items():
+            if count <= 0:
+                continue
+            # What the other tiers are predicted to have taken is not this one's.
+            own_s = left_s - (load_s - loads[tier].s_per_token * count)
+            x, y = prefill.a_s_per_token * count / expected_s, own_s / expected_s
+            self._group.observe(tier, x, y)
+            self._own[tier].add(x, y, self._group.ratios[tier].value)
+
+    def _ratio(self, tier: Tier) -> float:
+        own = self._own[tier]
+        return own.value if own.num_samples else self._group.ratios[tier].value

@@ -14,6 +14,7 @@ COMMANDS = {
     "status": "anbar.cli.status:status",
     "down": "anbar.cli.status:down",
     "router": "anbar.cli.router:router",
+    "explain": "anbar.cli.explain:explain",
     "emulate": "anbar.cli.emulate:app",
     "calibrate": "anbar.cli.calibrate:calibrate",
     "doctor": "anbar.cli.doctor:doctor",

@@ -148,3 +148,18 @@ def test_router_reads_the_file_of_the_directory(tmp_path: Path) -> None:
     done = anbar("router", cwd=tmp_path)
     assert done.returncode == 2
     assert "anbar.yaml:1: router.prot" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--url", "http://127.0.0.1:1"], 1, "anbar: no router answers at http://127.0.0.1:1"),
+        (["--url", "here:80"], 2, "anbar: command line --url: 'here:80' is not of the form http(s)://host"),
+        (["--set", "router.port=1"], 1, "anbar: no router answers at http://127.0.0.1:1"),
+        (["--set", "router={host: '0.0.0.0', port: 1}"], 1, "anbar: no router answers at http://127.0.0.1:1"),
+    ],
+)
+def test_explain_without_a_router(tmp_path: Path, options: list[str], status: int, words: str) -> None:
+    """Where it looked, and what to do; it looks where the configuration says."""
+    done = anbar("explain", "some-id", *options, cwd=tmp_path)
+    assert (done.returncode, words in done.stderr) == (status, True), done.stderr

@@ -12,12 +12,14 @@ from test_router import Pages, becomes, configured, get, running
 from tests.waiting import until, within
 
 from anbar.adapters.http.message import Request
+from anbar.apps.explain import explanation
 from anbar.apps.router.app import Router
 from anbar.apps.router.explain import MAX_HEADER_BYTES, ExplainLog, header_value
 from anbar.apps.router.local import is_local
 from anbar.apps.router.record import Record
 from anbar.config.models import ExplainConfig, ExplainHeader
 from anbar.core.cost import PrefillCost
+from anbar.core.errors import StackError
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId, RequestId
 from anbar.core.request import RouteQuery
@@ -283,3 +285,23 @@ async def test_admin_pages_are_for_this_machine(path: str) -> None:
         )
     assert text.startswith(b"HTTP/1.1 403 ")
     assert b"local_only" in text
+
+
+async def test_the_command_prints_what_the_router_says() -> None:
+    """`anbar explain ID`, the list without one, JSON on demand, the router's own words for an unknown id."""
+    engine = Engine()
+    async with scripted(engine.script) as a, running(configured(a.port)) as (router, port):
+        await becomes(router, READY)
+        await ask(port, post("a/b c"))
+        await ask(port, post("a/b"))
+        await ended(router, "a/b")
+        url = f"http://127.0.0.1:{port}"
+        text = await explanation(url, "a/b", as_json=False)
+        page = json.loads(await explanation(url, "a/b", as_json=True))
+        listed = await explanation(url, None, as_json=False)
+        with pytest.raises(StackError, match="No request 'a/c' is among the last 1000"):
+            await explanation(url, "a/c", as_json=False)
+    assert text.startswith("request a/b, routed at ")
+    assert "that is the whole answer" in text
+    assert page["requests"][0]["chosen"] == "e0"
+    assert len(listed.splitlines()) == 3

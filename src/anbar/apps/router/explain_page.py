@@ -75,7 +75,7 @@ class ExplainedOutcome(msgspec.Struct, frozen=True):
     engine: str | None
     """Who answered, or was asked last."""
     ttft_ms: float | None
-    """First byte of the answer, from the request's arrival. Of an answer that is not streamed: its end."""
+    """First byte of the answer, from the request's arrival."""
     engine_ttft_ms: float | None
     """The same from when it was sent to that engine: what its predicted `ttft_ms` is compared with."""
     e2e_ms: float
@@ -95,6 +95,8 @@ class ExplainedRequest(msgspec.Struct, frozen=True):
     state: str
     """`running` or `finished`."""
     endpoint: str
+    stream: bool
+    """Whether the answer was asked for as a stream: only then its first byte is its first token."""
     model: str
     lora: str | None
     prompt_tokens: int
@@ -149,6 +151,7 @@ def explained(kept: Kept) -> ExplainedRequest:
         at=utc(kept.at_s),
         state="running" if record.e2e_s is None else "finished",
         endpoint=record.endpoint,
+        stream=record.stream,
         model=decision.model,
         lora=decision.lora,
         prompt_tokens=decision.num_tokens,

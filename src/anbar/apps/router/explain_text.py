@@ -1,10 +1,10 @@
 """An explanation for people: a few lines and a table, no wider than it must be."""
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
 from anbar.apps.router.explain_page import (
     ExplainedEngine,
-    ExplainedOutcome,
     ExplainedRequest,
     Explanations,
     LastRequests,
@@ -28,6 +28,9 @@ _COLUMNS = (
 )
 _WORDS = frozenset((0, 1, 2, len(_COLUMNS) - 1))
 """Columns that are not numbers."""
+
+_WIDTH = 110
+"""Of the reason; the table is about as wide."""
 
 _LEGEND = "device, host, shared: tokens of the prompt held there; wait to score: milliseconds; * the choice"
 
@@ -61,7 +64,7 @@ def _request(request: ExplainedRequest) -> Iterable[str]:
     yield f"  POST {request.endpoint}, model {request.model}{lora}, {count}"
     if request.chosen is not None:
         yield f"  {request.policy} chose {request.chosen}"
-    yield f"  {request.reason}"
+    yield from wrap(request.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
     rows = [_COLUMNS, *(_row(engine) for engine in request.engines)]
     yield from (f"  {line}" for line in _table(rows, _WORDS))
@@ -69,7 +72,7 @@ def _request(request: ExplainedRequest) -> Iterable[str]:
     yield ""
     for attempt in request.failed_attempts:
         yield f"  {attempt.engine} failed after {attempt.after_ms:g} ms: {attempt.failure} ({attempt.detail})"
-    yield from (f"  {line}" for line in _ended(request.outcome, request.engines))
+    yield from (f"  {line}" for line in _ended(request))
 
 
 def _row(engine: ExplainedEngine) -> tuple[str, ...]:
@@ -93,16 +96,18 @@ def _row(engine: ExplainedEngine) -> tuple[str, ...]:
     )
 
 
-def _ended(outcome: ExplainedOutcome | None, engines: Sequence[ExplainedEngine]) -> Iterable[str]:
+def _ended(request: ExplainedRequest) -> Iterable[str]:
+    outcome = request.outcome
     if outcome is None:
         yield "still running"
         return
     who = f" by {outcome.engine}" if outcome.engine is not None else ""
     yield f"ended: {outcome.outcome}, status {outcome.status}{who}, after {outcome.e2e_ms:g} ms"
-    predicted = next((engine.ttft_ms for engine in engines if engine.engine == outcome.engine), None)
+    predicted = next((engine.ttft_ms for engine in request.engines if engine.engine == outcome.engine), None)
     if outcome.engine_ttft_ms is not None and predicted is not None:
-        sent = f"first byte: {outcome.engine_ttft_ms:g} ms after it was sent to {outcome.engine}"
-        yield f"{sent}; first token predicted after {predicted:g} ms"
+        sent = f"first byte {outcome.engine_ttft_ms:g} ms after it was sent to {outcome.engine}"
+        whole = "" if request.stream else " (not a stream: that is the whole answer)"
+        yield f"{sent}{whole}; first token predicted after {predicted:g} ms"
     if outcome.cached_tokens is not None:
         yield f"cached tokens: {outcome.cached_tokens} reported, {outcome.predicted_cached_tokens} predicted"
 

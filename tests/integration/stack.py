@@ -77,7 +77,7 @@ class Stack:
     async def chat(self, messages: object, **fields: object) -> Answer:
         return await self.post(CHAT, chat(messages, **fields))
 
-    async def at_once(self, prompts: Sequence[str], **fields: object) -> list[Answer]:
+    async def at_once(self, prompts: Sequence[object], **fields: object) -> list[Answer]:
         """Answers to requests that were all with an engine before any was answered: who gets which does not
         depend on how fast they come and go."""
         for engine in self.engines.values():

@@ -47,11 +47,16 @@ class EngineView:
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """Tokens of a prompt's prefix that one engine would not compute, cumulatively by tier:
-    `device` <= `host` <= `shared` (a tier continues where the one before ends)."""
+    `device` <= `host` <= `shared` (a tier continues where the one before ends).
+
+    `unproven`: the last so many of the `device` tokens are believed in only because this router sent such a
+    prompt there; no event of the engine has shown them. Should the engine report fewer cached tokens, by no
+    more than these, the index is not to blame."""
 
     device: int = 0
     host: int = 0
     shared: int = 0
+    unproven: int = 0
 
     @property
     def total(self) -> int:

@@ -1,8 +1,10 @@
 """Routing: filter → score → pick, the prefix index, and what is learned from finished requests. All pure."""
 
+from anbar.route.chains import PromptChains
 from anbar.route.contract import Policy
 from anbar.route.costs import CostGroup, EngineCosts
 from anbar.route.index import IndexStats, PrefixIndex
+from anbar.route.placements import Placement, Placements
 from anbar.route.policies import POLICIES, make_policy
 from anbar.route.profile import EngineProfile
 from anbar.route.residency import ResidencyLimits
@@ -13,8 +15,11 @@ __all__ = [
     "EngineCosts",
     "EngineProfile",
     "IndexStats",
+    "Placement",
+    "Placements",
     "Policy",
     "PrefixIndex",
+    "PromptChains",
     "ResidencyLimits",
     "make_policy",
 ]

@@ -18,11 +18,12 @@ Engines are grouped by what makes their hashes comparable (fingerprint, model, b
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from anbar.core.blocks import event_extra, extend_many, prompt_chain, root
+from anbar.core.blocks import event_extra, extend_many, root
 from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, KvBatch, KvEvent, Tier, Unknown
 from anbar.core.fleet import PrefixMatch
 from anbar.core.ids import ChainHash, EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.chains import PromptChains
 from anbar.route.match import Needs, Run, match_prefix
 from anbar.route.profile import EngineProfile
 from anbar.route.residency import Residency, ResidencyLimits, Room, hash_key
@@ -88,11 +89,18 @@ class PrefixIndex:
     """See the module's text. `hint_ttl_s`: how long a store's block is believed in without being announced
     again, at most; a hint that is wrong costs one recomputation, one that is missing costs the same."""
 
-    def __init__(self, *, hint_ttl_s: float = 3600.0, limits: ResidencyLimits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        hint_ttl_s: float = 3600.0,
+        limits: ResidencyLimits | None = None,
+        chains: PromptChains | None = None,
+    ) -> None:
         self._epoch_s = hint_ttl_s / HINT_EPOCHS
         self._limits = limits if limits is not None else ResidencyLimits()
         self._room = Room(self._limits.max_blocks)
         self._epoch = 0
+        self._chains = chains if chains is not None else PromptChains()
         self._members: dict[EngineId, _Member] = {}
         self._spaces: dict[SpaceKey, _Space] = {}
         self._counts = IndexStats()
@@ -153,7 +161,7 @@ class PrefixIndex:
                 continue
             known = runs.get(member.space_key)
             if known is None:
-                known = runs[member.space_key] = member.space.residency.runs(_chain(query, member))
+                known = runs[member.space_key] = member.space.residency.runs(self._chain(query, member))
             profile = member.profile
             num_tokens = len(query.token_ids)
             needs = _needs(engine, member)
@@ -177,7 +185,7 @@ class PrefixIndex:
         slots = 0
         for owner in (*member.profile.stores, engine):
             slots |= member.space.slots.mask(owner, (Tier.SHARED,))
-        beyond = _chain(query, member)[num_cached // member.profile.block_size :]
+        beyond = self._chain(query, member)[num_cached // member.profile.block_size :]
         return member.space.residency.refute(beyond, slots)
 
     def stats(self) -> IndexStats:
@@ -250,6 +258,9 @@ class PrefixIndex:
         chain = extend_many(parent, event.token_ids, block_size, event_extra(keys, event.lora))
         residency.store([hash_key(name) for name in event.hashes], chain, slot)
 
+    def _chain(self, query: RouteQuery, member: _Member) -> list[ChainHash]:
+        return self._chains.of(query, member.profile.model, member.profile.block_size)
+
     def _parent(self, member: _Member, event: BlocksStored) -> ChainHash | None:
         if event.parent is None:
             return root(member.profile.model, event.lora)
@@ -272,10 +283,6 @@ class PrefixIndex:
         mask = member.space.slots.mask(engine, tiers)
         if mask:
             member.space.residency.clear(mask)
-
-
-def _chain(query: RouteQuery, member: _Member) -> list[ChainHash]:
-    return prompt_chain(member.profile.model, query, member.profile.block_size)
 
 
 def _place(engine: EngineId, member: _Member, event: BlocksStored | BlocksRemoved) -> Place:

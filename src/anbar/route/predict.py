@@ -64,8 +64,8 @@ def _uses(match: PrefixMatch) -> list[PrefixMatch]:
     """The ways to use a match, the longest first: on a tie more is reused."""
     return [
         match,
-        PrefixMatch(match.device, match.host, match.host),
-        PrefixMatch(match.device, match.device, match.device),
+        PrefixMatch(match.device, match.host, match.host, match.unproven),
+        PrefixMatch(match.device, match.device, match.device, match.unproven),
     ]
 
 

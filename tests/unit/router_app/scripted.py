@@ -17,6 +17,7 @@ from anbar.adapters.http.openai import ClientKv, Endpoint
 from anbar.adapters.http.server import HttpServer
 from anbar.adapters.http.upstream import Endpoint as Address
 from anbar.adapters.http.upstream import UpstreamPool
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, EngineFacts, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
@@ -28,7 +29,7 @@ from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
-from anbar.route import CostGroup, PrefixIndex
+from anbar.route import CostGroup, Placements, PrefixIndex
 
 LIMITS = UpstreamLimits(
     connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0, keep_idle_s=60.0
@@ -220,14 +221,15 @@ async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIte
     events: list[Event] = []
     fleet = Fleet(engines)
     async with AsyncExitStack() as stack:
+        clock = ManualClock()
         executor = stack.enter_context(ThreadPoolExecutor(1))
         parts = FlowParts(
             fleet=fleet,
-            index=PrefixIndex(),
+            caches=Caches(PrefixIndex(), Placements(), clock),
             policy=InOrder(num_predicted),
             prompts=Prompts(executor),
             emit=events.append,
-            clock=ManualClock(),
+            clock=clock,
             client_kv=ClientKv.REFUSE,
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
         )

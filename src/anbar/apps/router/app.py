@@ -19,6 +19,7 @@ from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
 from anbar.apps.router.build import attach, attached, cache_setup, server_limits, upstream_limits
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
@@ -31,7 +32,7 @@ from anbar.apps.router.prompts import Prompts
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import CostGroup, PrefixIndex, ResidencyLimits, make_policy
+from anbar.route import CostGroup, Placements, PrefixIndex, PromptChains, ResidencyLimits, make_policy
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -55,13 +56,15 @@ class Router:
         limits = upstream_limits(router)
         alike = CostGroup(PREFILL_PRIOR)
         self.fleet = Fleet([attach(e, limits, environ, alike, self.emit) for e in config.engines])
-        self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks))
+        chains = PromptChains()
+        self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
+        caches = Caches(self.index, Placements(chains=chains), clock)
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)
-        self._feed = KvFeed(self.fleet, self.index, self.emit, clock, time.time)
+        self._feed = KvFeed(self.fleet, caches, self.emit, clock, time.time)
         self._monitor = Monitor(
             MonitorParts(
-                index=self.index,
+                caches=caches,
                 feed=self._feed,
                 prompts=prompts,
                 executor=self._executor,
@@ -74,7 +77,7 @@ class Router:
         self.flow = Flow(
             FlowParts(
                 fleet=self.fleet,
-                index=self.index,
+                caches=caches,
                 policy=make_policy(router.policy.value, random.Random()),
                 prompts=prompts,
                 emit=self.emit,

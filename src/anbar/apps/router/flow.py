@@ -16,6 +16,7 @@ from anbar.adapters.http.openai import (
     parse,
 )
 from anbar.adapters.http.server import Exchange
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
@@ -30,7 +31,7 @@ from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
-from anbar.route import Policy, PrefixIndex
+from anbar.route import Policy
 from anbar.route.explain import note_decision
 
 CLIENT_CLOSED = 499
@@ -44,7 +45,7 @@ class FlowParts:
     """What a flow works with."""
 
     fleet: Fleet
-    index: PrefixIndex
+    caches: Caches
     policy: Policy
     prompts: Prompts
     emit: Emit
@@ -58,7 +59,7 @@ class Flow:
 
     def __init__(self, parts: FlowParts) -> None:
         self._parts = parts
-        self._forwarder = Forwarder(parts.fleet, parts.index, parts.emit, parts.clock)
+        self._forwarder = Forwarder(parts.fleet, parts.caches, parts.emit, parts.clock)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -163,7 +164,7 @@ class Flow:
         matches: dict[EngineId, PrefixMatch] = {}
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]
-            matches = parts.index.match(query, ready, parts.clock.now_s())
+            matches = parts.caches.match(query, ready)
         views = parts.fleet.views(parts.clock.now_s())
         degraded = {engine.id: engine.degraded() for engine in parts.fleet}
         route = None

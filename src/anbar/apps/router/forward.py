@@ -19,6 +19,7 @@ from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
 from anbar.apps.router.load import Plan
@@ -30,7 +31,6 @@ from anbar.core.errors import UpstreamError, UpstreamTimeout
 from anbar.core.fleet import Route
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome
 from anbar.core.request import RouteQuery
-from anbar.route import PrefixIndex
 
 RETRIED_STATUSES = frozenset((502, 503, 504))
 MAX_EXECUTIONS = 2
@@ -63,9 +63,9 @@ class _Unavailable(UpstreamError):
 class Forwarder:
     """Asks the engines of a route in order, and accounts for what came of it."""
 
-    def __init__(self, fleet: Fleet, index: PrefixIndex, emit: Emit, clock: Clock) -> None:
+    def __init__(self, fleet: Fleet, caches: Caches, emit: Emit, clock: Clock) -> None:
         self._fleet = fleet
-        self._index = index
+        self._caches = caches
         self._emit = emit
         self._clock = clock
 
@@ -117,12 +117,16 @@ class Forwarder:
         record.degraded = job.tokens_note or engine.degraded()
         sent_s = self._clock.now_s()
         plan = Plan(job.query.num_tokens, prediction, job.api.stream)
-        with engine.load.hold(plan, self._clock) as share:
+        with (
+            engine.load.hold(plan, self._clock) as share,
+            self._caches.sent(engine.id, job.query) as placement,
+        ):
             reply, sieve = await ask(engine, job.exchange.request, job.api, job.head)
             try:
                 if reply.status in RETRIED_STATUSES and not must_answer:
                     raise _Unavailable(f"engine {engine.id} answered {reply.status}")
                 share.first_byte()
+                self._caches.first_byte(engine.id, placement, reply.status)
                 now_s = self._clock.now_s()
                 record.ttft_s = now_s - record.started_s
                 record.engine_ttft_s = now_s - sent_s
@@ -138,7 +142,7 @@ class Forwarder:
         match = job.route.predictions[engine.id].match
         reported = record.reported_cached_tokens
         if reported is not None and reported < match.total and match.shared > match.host:
-            self._index.refute_shared(engine.id, job.query, reported)
+            self._caches.index.refute_shared(engine.id, job.query, reported)
 
     async def _relay(self, job: Job, reply: Reply, sieve: UsageFilter | None, record: Record) -> None:
         headers = answer_headers(reply.headers, record, job.explanation)

@@ -3,22 +3,23 @@
 from collections.abc import Callable
 
 from anbar.adapters.vllm.kv_events import KvSubscriber
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet, KvFollowing
 from anbar.core.clock import Clock
 from anbar.core.events import KvBatch
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, KvStreamGap, KvStreamRestarted, SupervisorCaught
-from anbar.route import PrefixIndex
 
 
 class KvFeed:
     """The sink of all subscribers. `wall_s` gives seconds since 1970, as engines stamp their batches."""
 
     def __init__(
-        self, fleet: Fleet, index: PrefixIndex, emit: Emit, clock: Clock, wall_s: Callable[[], float]
+        self, fleet: Fleet, caches: Caches, emit: Emit, clock: Clock, wall_s: Callable[[], float]
     ) -> None:
         self._fleet = fleet
-        self._index = index
+        self._caches = caches
+        self._index = caches.index
         self._emit = emit
         self._clock = clock
         self._wall_s = wall_s
@@ -52,12 +53,13 @@ class KvFeed:
 
     def on_batch(self, engine: EngineId, batch: KvBatch) -> None:
         self._index.apply(engine, batch, self._clock.now_s())
+        self._caches.taken_in(engine)
         kv = self._fleet[engine].kv
         kv.seq = batch.seq
         kv.lag_s = max(0.0, self._wall_s() - batch.timestamp_s)
 
     def on_restart(self, engine: EngineId) -> None:
-        self._index.forget(engine)
+        self._caches.forget(engine)
         self._fleet[engine].kv.seq = -1
         self._emit(KvStreamRestarted(engine))
 

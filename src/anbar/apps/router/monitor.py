@@ -19,13 +19,14 @@ from anbar.adapters.vllm.probe import (
     parse_version,
 )
 from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokenizer
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, EngineFacts, UsageOption, facts_of
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.prompts import Prompts
 from anbar.core.errors import ConfigError, UpstreamTimeout, UpstreamUnreachable, WireError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
-from anbar.route import EngineProfile, PrefixIndex
+from anbar.route import EngineProfile, Placements
 
 PROBE_TIMEOUT_S = 5.0
 """For each page. An engine answers its pages in milliseconds, but not while it tokenizes a megabyte."""
@@ -61,7 +62,7 @@ class CacheSetup:
 class MonitorParts:
     """What the monitor works with."""
 
-    index: PrefixIndex
+    caches: Caches
     feed: KvFeed
     prompts: Prompts
     executor: Executor
@@ -136,10 +137,11 @@ class Monitor:
             # What the stream has said is dropped with the old profile, so it must be followed from its start.
             await self._parts.feed.leave(engine)
         engine.profile = profile
+        _remember(self._parts.caches.placements, engine, cache)
         if profile is None:
-            self._parts.index.detach(engine.id)
+            self._parts.caches.index.detach(engine.id)
             return
-        self._parts.index.attach(engine.id, profile)
+        self._parts.caches.index.attach(engine.id, profile)
         source = await _source(engine, attached)
         if source is None:
             await self._parts.feed.leave(engine)
@@ -201,6 +203,17 @@ def _local(root: str) -> str | None:
 def _cards(page: bytes) -> Mapping[str, Mapping[str, object]]:
     """The entries of a page that `parse_models` has accepted."""
     return {card["id"]: card for card in msgspec.json.decode(page)["data"]}
+
+
+def _remember(placements: Placements, engine: Engine, cache: CacheFacts | None) -> None:
+    """An engine that was not healthy may have lost its cache; one that does not tell of one is taken to have
+    one, since most do."""
+    if engine.health.state is EngineState.UNHEALTHY:
+        placements.forget(engine.id)
+    if cache is None or cache.prefix_caching:
+        placements.attach(engine.id, engine.facts.root, engine.facts.block_size)
+    else:
+        placements.detach(engine.id)
 
 
 def _profile(facts: EngineFacts, cache: CacheFacts | None, setup: CacheSetup) -> EngineProfile | None:

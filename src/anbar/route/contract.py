@@ -24,6 +24,12 @@ class Policy(Protocol):
         """The name in `anbar.yaml`, in `x-anbar-policy` and in metrics."""
         ...
 
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it looks at a prompt's tokens or at what engines hold of them. If not, nobody computes
+        them: `decide` gets a query without ids, and no matches."""
+        ...
+
     def decide(
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:

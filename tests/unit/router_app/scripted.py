@@ -162,6 +162,7 @@ class InOrder:
     """A policy that tries engines in the order of the fleet and predicts a match it was told."""
 
     name = "in_order"
+    needs_tokens = True
 
     def __init__(self, num_predicted: int = 0) -> None:
         self.match = PrefixMatch(num_predicted, num_predicted, num_predicted)

@@ -1,6 +1,7 @@
 """The life of a routed request: what the client gets, what engines see, and that no share of load leaks."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,6 +12,7 @@ from scripted import (
     SSE,
     STREAM,
     Connection,
+    InOrder,
     Script,
     ScriptedEngine,
     answer,
@@ -27,8 +29,10 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S, settled, until, within
 
 from anbar.adapters.http.fetch import fetch
-from anbar.core.fleet import EngineState
+from anbar.core.fleet import EngineState, EngineView, PrefixMatch, Route
+from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Outcome
+from anbar.core.request import RouteQuery
 
 ANSWER = (
     b'{"choices": [{"text": "x"}],  "usage": {"prompt_tokens": 5, "completion_tokens": 4, '
@@ -447,11 +451,39 @@ async def test_unknown_model_makes_no_metric_label() -> None:
         assert (await path.finished()).model == ""
 
 
+async def test_policy_that_looks_at_no_tokens_gets_none() -> None:
+    """Nothing is tokenized for it, and its requests are served; a prompt beyond every context is refused all
+    the same, unread."""
+    seen: list[RouteQuery] = []
+
+    class Blind(InOrder):
+        needs_tokens = False
+
+        def decide(
+            self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+        ) -> Route:
+            seen.append(query)
+            return super().decide(query, engines, matches)
+
+    async with scripted(answer(ANSWER)) as engine, path_to([engine_at(engine.port, "a")]) as path:
+        object.__setattr__(path.flow._parts, "policy", Blind())
+        text = await ask(path.port, post(REQUEST))
+        event = await path.finished()
+        path.events.clear()
+        far = await ask(path.port, post(b'{"model":"m","prompt":"%b"}' % (b"x" * 300_000)))
+        assert (await path.finished()).outcome is Outcome.REFUSED
+    assert text.startswith(b"HTTP/1.1 200 ")
+    assert far.startswith(b"HTTP/1.1 400 ")
+    assert (event.outcome, event.tokenize_s, event.degraded) == (Outcome.OK, 0.0, "no_cache_facts")
+    assert [query.token_ids for query in seen] == [()]
+
+
 async def test_defect_is_500_without_its_text() -> None:
     """An error nobody expected: 500, counted, and nothing of it in the answer."""
 
     class Broken:
         name = "broken"
+        needs_tokens = True
 
         def decide(self, *args: object) -> object:
             raise ZeroDivisionError("secret detail")

@@ -161,6 +161,24 @@ def test_one_line_per_event() -> None:
     assert empty == {"ts": 12.346, "event": "empty"}
 
 
+def test_lines_are_written_together() -> None:
+    """Lines wait for the flush that the first of them asked for, with the times of their events."""
+    sink, asked, now_s = io.BytesIO(), [], 1.0
+    log = EventLog(sink, lambda: now_s, asked.append)
+    log.on(RequestMalformed(400))
+    now_s = 2.0
+    log.on(RequestMalformed(413))
+    assert (sink.getvalue(), len(asked)) == (b"", 1)
+    asked.pop()()
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [(line["ts"], line["status"]) for line in lines] == [(1.0, 400), (2.0, 413)]
+    log.on(RequestMalformed(431))
+    assert len(asked) == 1
+    log.flush()
+    log.flush()
+    assert sink.getvalue().count(b"\n") == 3
+
+
 def test_full_disk_loses_lines_and_nothing_else() -> None:
     """A sink that raises, or was closed, is counted."""
 
@@ -171,6 +189,12 @@ def test_full_disk_loses_lines_and_nothing_else() -> None:
     log = EventLog(Full(), lambda: 0.0)
     log.on(FINISHED)
     assert log.num_lost == 1
+    later: list[object] = []
+    log = EventLog(Full(), lambda: 0.0, later.append)
+    log.on(FINISHED)
+    log.on(FINISHED)
+    log.flush()
+    assert log.num_lost == 2
     closed = io.BytesIO()
     closed.close()
     log = EventLog(closed, lambda: 0.0)

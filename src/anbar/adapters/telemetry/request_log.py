@@ -36,13 +36,25 @@ class LineSink(Protocol):
     def flush(self) -> None: ...
 
 
-class EventLog:
-    """Writes events to `sink`. A sink that fails is counted and not asked again for that line: a full disk
-    must not stop the router. `wall_s` gives seconds since 1970."""
+Later = Callable[[Callable[[], None]], object]
+"""Calls what it is given, soon or at once."""
 
-    def __init__(self, sink: LineSink, wall_s: Callable[[], float]) -> None:
+
+class EventLog:
+    """Writes events to `sink`. A sink that fails is counted and not asked again for those lines: a full disk
+    must not stop the router. `wall_s` gives seconds since 1970.
+
+    A write of its own for each line would cost as much as all the rest of telemetry: lines are gathered until
+    `later` calls `flush`, by default at once. Whoever gives another `later` flushes in the end.
+    """
+
+    def __init__(
+        self, sink: LineSink, wall_s: Callable[[], float], later: Later = lambda flush: flush()
+    ) -> None:
         self._sink = sink
         self._wall_s = wall_s
+        self._later = later
+        self._lines: list[bytes] = []
         self.num_lost = 0
 
     def on(self, event: Event) -> None:
@@ -55,9 +67,18 @@ class EventLog:
 
     def _write(self, kind: str, fields: bytes) -> None:
         comma = b"," if len(fields) > 2 else b""
-        head = b'{"ts":%.3f,"event":"%b"' % (self._wall_s(), kind.encode())
+        line = b'{"ts":%.3f,"event":"%b"%b%b\n' % (self._wall_s(), kind.encode(), comma, fields[1:])
+        self._lines.append(line)
+        if len(self._lines) == 1:
+            self._later(self.flush)
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
         try:
-            self._sink.write(b"".join((head, comma, fields[1:], b"\n")))
+            self._sink.write(b"".join(lines))
             self._sink.flush()
         except (OSError, ValueError):
-            self.num_lost += 1
+            self.num_lost += len(lines)

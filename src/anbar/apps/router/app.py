@@ -37,6 +37,9 @@ from anbar.route import CostGroup, Placements, PrefixIndex, PromptChains, Reside
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
 
+LOG_DELAY_S = 0.05
+"""How long log lines may be gathered before they are written together."""
+
 FORCED_EXIT = 1
 """Exit code after a second signal: work was cut."""
 
@@ -51,7 +54,7 @@ class Router:
         self._config = config
         router = config.router
         clock = SystemClock()
-        self._log = EventLog(sink, time.time)
+        self._log = EventLog(sink, time.time, _soon)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         limits = upstream_limits(router)
         alike = CostGroup(PREFILL_PRIOR)
@@ -132,6 +135,7 @@ class Router:
         for engine in self.fleet:
             engine.pool.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._log.flush()
 
     def emit(self, event: Event) -> None:
         """Where all events go."""
@@ -152,6 +156,10 @@ class Router:
             num_lost_log_lines=self._log.num_lost,
             draining=self.state.life is Life.DRAINING,
         )
+
+
+def _soon(flush: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(LOG_DELAY_S, flush)
 
 
 def _gauges(engine: Engine) -> EngineGauges:

@@ -22,7 +22,7 @@ from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
 from anbar.apps.router.forward import Forwarder, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
-from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
@@ -122,10 +122,8 @@ class Flow:
         max_model_len = max(engine.facts.max_model_len for engine in serving)
         if max_model_len:
             check_output_length(api, max_model_len)
-        before_s = parts.clock.now_s()
         num_body_bytes = len(exchange.request.body)
-        tokens = await parts.prompts.tokens(api, serving)
-        record.tokenize_s = parts.clock.now_s() - before_s
+        tokens = await self._tokens(api, serving, record)
         if tokens.ids and max_model_len:
             check_length(api, len(tokens.ids), max_model_len)
         query = self._query(record, api, tokens.ids, serving[0], num_body_bytes)
@@ -136,6 +134,17 @@ class Flow:
         explanation = parts.explain.headers(exchange.request, record)
         job = Job(exchange, api, query, route, head, tokens.note, explanation)
         await self._forwarder.forward(job, record)
+
+    async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
+        """The prompt's tokens, where the policy looks at them."""
+        parts = self._parts
+        if not parts.policy.needs_tokens:
+            parts.prompts.is_beyond(api, serving)
+            return NO_TOKENS
+        before_s = parts.clock.now_s()
+        tokens = await parts.prompts.tokens(api, serving)
+        record.tokenize_s = parts.clock.now_s() - before_s
+        return tokens
 
     def _serving(self, model: str) -> list[Engine]:
         fleet = self._parts.fleet

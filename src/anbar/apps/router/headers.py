@@ -1,8 +1,10 @@
 """Which headers cross the router, and which it adds."""
 
+import os
 import re
 import secrets
 from collections.abc import Sequence
+from random import Random
 
 from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
 from anbar.apps.router.record import Record
@@ -22,6 +24,9 @@ _REQUEST_DROPPED = HOP_BY_HOP | {
 """Hop-by-hop, rewritten here, or a client's secrets: these end at the router."""
 
 _ANSWER_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+_ids = Random(secrets.randbits(128))
+"""Ids are to be unique, not secret; asking the system for each costs as much as a write to a socket."""
+os.register_at_fork(after_in_child=_ids.seed)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
@@ -30,7 +35,7 @@ def request_id(headers: Sequence[Header]) -> RequestId:
     given = next((value for name, value in headers if name == b"x-request-id"), None)
     if given is not None and _SANE_ID.fullmatch(given):
         return RequestId(given.decode())
-    return RequestId(secrets.token_hex(16))
+    return RequestId(f"{_ids.getrandbits(128):032x}")
 
 
 def check_content_type(request: Request) -> None:

@@ -27,6 +27,10 @@ class Tokens:
     note: str
 
 
+NO_TOKENS = Tokens((), "")
+"""Of a prompt whose tokens nobody wants."""
+
+
 class Prompts:
     """Tokenizes with the tokenizers it was given, on the threads of `executor`."""
 
@@ -41,10 +45,7 @@ class Prompts:
     async def tokens(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
         """The ids that the engines in `serving` will compute. Raises RequestError for a prompt whose mere
         number of characters is beyond their context."""
-        longest = max(engine.facts.max_model_len for engine in serving)
-        if longest and is_beyond_context(api, longest):
-            if not truncates(api):
-                raise beyond_context(api, longest)
+        if self.is_beyond(api, serving):
             return Tokens((), Reason.TOO_LONG.value)
         tokenizer = self._tokenizers.get(api.model)
         if tokenizer is None:
@@ -55,6 +56,17 @@ class Prompts:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, compute, api.body)
         return _tokens(found)
+
+    @staticmethod
+    def is_beyond(api: ApiRequest, serving: Sequence[Engine]) -> bool:
+        """Whether a prompt is not worth tokenizing, since the engine will truncate so much text. Raises
+        RequestError where it will not."""
+        longest = max(engine.facts.max_model_len for engine in serving)
+        if not longest or not is_beyond_context(api, longest):
+            return False
+        if not truncates(api):
+            raise beyond_context(api, longest)
+        return True
 
     async def _ask(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
         """Let a ready engine tokenize."""

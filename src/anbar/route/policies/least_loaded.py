@@ -14,6 +14,7 @@ class LeastLoaded:
     """Fewest requests in flight; then fewest prompt tokens queued; then at random."""
 
     name = "least_loaded"
+    needs_tokens = False
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -34,6 +34,7 @@ class PredictedTtft:
     """
 
     name = "predicted_ttft"
+    needs_tokens = True
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

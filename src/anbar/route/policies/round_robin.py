@@ -13,6 +13,7 @@ class RoundRobin:
     """Takes the candidates in turn, sorted by name, so that each gets every n-th request."""
 
     name = "round_robin"
+    needs_tokens = False
 
     def __init__(self) -> None:
         self._num_decisions = 0

@@ -1,26 +1,11 @@
-"""The wire of vLLM's KV events: golden payloads of the real structs, and no input that breaks the decoder.
+"""The wire of vLLM's KV events: golden payloads of every release, and no input that breaks the decoder.
 
-The payloads were made once in an environment with vLLM 0.32, by
-
-    from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch def
-    stored(**kw): base = dict(block_hashes=[1, 2**64 - 1], parent_block_hash=None, token_ids=[1, 2, 3, 4],
-    block_size=2, lora_id=None, medium="GPU", lora_name=None) return BlockStored(**{**base, **kw}) D =
-    bytes(range(32)) cases = { "device": [stored(extra_keys=[("salt-a",), None], group_idx=0,
-    kv_cache_spec_kind="full_attention", session_id="s")], "device_lora": [stored(lora_id=1,
-    lora_name="ad", parent_block_hash=7, group_idx=1, extra_keys=[("ad", ("img", 3), "salt"), ("ad",)])],
-    "device_bytes": [stored(block_hashes=[D], parent_block_hash=D[::-1], token_ids=[9, 8],
-    extra_keys=[None], group_idx=0)], "host_placeholder": [stored(block_hashes=[5], token_ids=[],
-    block_size=0, medium="CPU", group_idx=0)], "shared": [stored(medium="STORAGE", group_idx=0,
-    locality="REMOTE", ownership="anbar:s1")], "removed": [BlockRemoved(block_hashes=[5, D], medium="CPU",
-    group_idx=0), BlockRemoved(block_hashes=[6], medium="STORAGE", locality="REMOTE",
-    ownership="anbar:s1")], "cleared": [AllBlocksCleared()], } for name, events in cases.items(): batch =
-    KVEventBatch(ts=12.5, events=events, data_parallel_rank=0) print(name,
-    msgspec.msgpack.encode(batch).hex())
-
-and "old" with structs of the same fields declared `array_like=True, omit_defaults=True, tag=True`, as
-they were before 0.32.
+The payloads are in `tests/golden/kv_events.json`; `tests/golden/make_kv_events.py` says where each comes
+from.
 """
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -38,53 +23,12 @@ from anbar.adapters.vllm.kv_wire import (
 )
 from anbar.core.errors import WireError
 from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, KvBatch, KvEvent, Tier, Unknown
-from anbar.core.ids import EngineHash
+from anbar.core.ids import EngineHash, EngineId, RequestId
+from anbar.core.request import RouteQuery
+from anbar.route import EngineProfile, PrefixIndex
+from tests import golden
 
-GOLDEN = {
-    "device": (
-        "93cb4029000000000000918ca474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739201cfffffff"
-        "ffffffffffb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f7369"
-        "7a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f6b6579739291a6"
-        "73616c742d61c0a967726f75705f69647800b26b765f63616368655f737065635f6b696e64ae66756c6c5f617474656e"
-        "74696f6eaa73657373696f6e5f6964a17300"
-    ),
-    "device_lora": (
-        "93cb4029000000000000918aa474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739201cfffffff"
-        "ffffffffffb1706172656e745f626c6f636b5f6861736807a9746f6b656e5f6964739401020304aa626c6f636b5f7369"
-        "7a6502a76c6f72615f696401a66d656469756da3475055a96c6f72615f6e616d65a26164aa65787472615f6b65797392"
-        "93a2616492a3696d6703a473616c7491a26164a967726f75705f6964780100"
-    ),
-    "device_bytes": (
-        "93cb4029000000000000918aa474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391c420000102"
-        "030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fb1706172656e745f626c6f636b5f68617368c4"
-        "201f1e1d1c1b1a191817161514131211100f0e0d0c0b0a09080706050403020100a9746f6b656e5f696473920908aa62"
-        "6c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0aa65787472615f"
-        "6b65797391c0a967726f75705f6964780000"
-    ),
-    "host_placeholder": (
-        "93cb40290000000000009189a474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739105b1706172"
-        "656e745f626c6f636b5f68617368c0a9746f6b656e5f69647390aa626c6f636b5f73697a6500a76c6f72615f6964c0a6"
-        "6d656469756da3435055a96c6f72615f6e616d65c0a967726f75705f6964780000"
-    ),
-    "shared": (
-        "93cb4029000000000000918ba474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739201cfffffff"
-        "ffffffffffb1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f7369"
-        "7a6502a76c6f72615f6964c0a66d656469756da753544f52414745a96c6f72615f6e616d65c0a967726f75705f696478"
-        "00a86c6f63616c697479a652454d4f5445a96f776e657273686970a8616e6261723a733100"
-    ),
-    "removed": (
-        "93cb40290000000000009284a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739205c42000"
-        "0102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1fa66d656469756da3435055a967726f7570"
-        "5f6964780085a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739106a66d656469756da753"
-        "544f52414745a86c6f63616c697479a652454d4f5445a96f776e657273686970a8616e6261723a733100"
-    ),
-    "cleared": ("93cb40290000000000009181a474797065b0416c6c426c6f636b73436c656172656400"),
-    "old": (
-        "93cb4029000000000000939aab426c6f636b53746f72656492c420000102030405060708090a0b0c0d0e0f1011121314"
-        "15161718191a1b1c1d1e1f0307940102030402c0c0c092c091a178c094ac426c6f636b52656d6f7665649103a24653c0"
-        "91b0416c6c426c6f636b73436c6561726564c0"
-    ),
-}
+GOLDEN: dict[str, dict[str, str]] = json.loads((golden.FOLDER / "kv_events.json").read_text())
 
 
 def h(number: int) -> EngineHash:
@@ -94,41 +38,79 @@ def h(number: int) -> EngineHash:
 DIGEST = EngineHash(bytes(range(32)))
 LAST = h(2**64 - 1)
 
-EXPECTED: dict[str, tuple[KvEvent, ...]] = {
-    "device": (BlocksStored((h(1), LAST), None, (1, 2, 3, 4), 2, Tier.DEVICE, 0, None, (("salt-a",), ())),),
-    "device_lora": (
-        BlocksStored(
-            (h(1), LAST), h(7), (1, 2, 3, 4), 2, Tier.DEVICE, 1, "ad", (("ad", ["img", 3], "salt"), ("ad",))
-        ),
+TOKENS = (1, 2, 3, 4)
+PLAIN = BlocksStored((h(1), LAST), None, TOKENS, 2, Tier.DEVICE)
+SALTED = replace(PLAIN, extra_keys=(("salt-a",), ()))
+DIGESTS = BlocksStored((DIGEST,), EngineHash(DIGEST[::-1]), (9, 8), 2, Tier.DEVICE)
+ADAPTED = replace(PLAIN, parent=h(7), lora="ad")
+HOST = BlocksStored((h(5),), None, (), 0, Tier.HOST)
+FILES = BlocksStored((h(5),), None, (), 0, Tier.SHARED)
+
+EXPECTED: dict[tuple[str, str], tuple[KvEvent, ...]] = {
+    ("0.9", "device"): (PLAIN,),
+    ("0.9", "removed"): (BlocksRemoved((LAST,), Tier.DEVICE),),
+    ("0.11", "device"): (PLAIN,),
+    ("0.11", "device_bytes"): (DIGESTS,),
+    ("0.11", "host_placeholder"): (HOST,),
+    ("0.11", "removed"): (BlocksRemoved((DIGEST,), Tier.DEVICE), BlocksRemoved((h(5),), Tier.HOST)),
+    ("0.15", "device_lora"): (ADAPTED,),
+    ("2026-03", "device"): (SALTED,),
+    ("2026-03", "groups"): (
+        replace(PLAIN, extra_keys=((), ()), group=1),
+        BlocksRemoved((h(1),), Tier.DEVICE, 1),
     ),
-    "device_bytes": (
-        BlocksStored((DIGEST,), EngineHash(DIGEST[::-1]), (9, 8), 2, Tier.DEVICE, 0, None, ((),)),
+    ("2026-06", "device"): (PLAIN,),
+    ("0.26", "device"): (SALTED,),
+    ("0.26", "files"): (FILES,),
+    ("0.26", "objects"): (FILES,),
+    ("0.26", "removed"): (BlocksRemoved((h(5),), Tier.SHARED),),
+    ("0.32", "device"): (SALTED,),
+    ("0.32", "device_lora"): (
+        replace(ADAPTED, group=1, extra_keys=(("ad", ["img", 3], "salt"), ("ad", bytes(DIGEST)))),
     ),
-    "host_placeholder": (BlocksStored((h(5),), None, (), 0, Tier.HOST),),
-    "shared": (BlocksStored((h(1), LAST), None, (1, 2, 3, 4), 2, Tier.SHARED, owner="anbar:s1"),),
-    "removed": (
+    ("0.32", "device_bytes"): (replace(DIGESTS, extra_keys=((),)),),
+    ("0.32", "groups"): (PLAIN, replace(PLAIN, group=1), BlocksRemoved((h(1),), Tier.DEVICE, 1)),
+    ("0.32", "host_placeholder"): (HOST,),
+    ("0.32", "host_described"): (replace(PLAIN, tier=Tier.HOST, extra_keys=((), ())),),
+    ("0.32", "shared"): (replace(PLAIN, tier=Tier.SHARED, owner="anbar:s1"),),
+    ("0.32", "local_storage"): (replace(FILES, owner="fs-0"),),
+    ("0.32", "removed"): (
         BlocksRemoved((h(5), DIGEST), Tier.HOST),
         BlocksRemoved((h(6),), Tier.SHARED, owner="anbar:s1"),
     ),
-    "cleared": (AllCleared(),),
-    "old": (
-        BlocksStored((DIGEST, h(3)), h(7), (1, 2, 3, 4), 2, Tier.DEVICE, 0, None, ((), ("x",))),
-        BlocksRemoved((h(3),), Tier.SHARED),
-        AllCleared(),
-    ),
+    ("0.32", "no_rank"): (AllCleared(),),
 }
+CASES = [(release, name) for release, payloads in GOLDEN.items() for name in payloads]
+RANKS = {("0.11", "device_bytes"): 1}
 
 
 def encoded(*events: object) -> Message:
     return Message(3, msgspec.msgpack.encode([1.0, list(events), 0]))
 
 
-@pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_golden_payloads(name: str) -> None:
-    """What vLLM's own structs encode decodes to exactly what they said."""
-    frames = [b"topic", (7).to_bytes(8, "big"), bytes.fromhex(GOLDEN[name])]
+@pytest.mark.parametrize(("release", "name"), CASES)
+def test_golden_payloads(release: str, name: str) -> None:
+    """What a release's structs encode decodes to exactly what they said."""
+    frames = [b"topic", (7).to_bytes(8, "big"), bytes.fromhex(GOLDEN[release][name])]
     batch = decode_message(live_message(frames))
-    assert batch == KvBatch(7, EXPECTED[name], 12.5, 0)
+    expected = EXPECTED.get((release, name), (AllCleared(),) if name == "cleared" else ())
+    assert batch == KvBatch(7, expected, 12.5, RANKS.get((release, name), 0))
+
+
+@pytest.mark.parametrize("release", [r for r, payloads in GOLDEN.items() if "device" in payloads])
+def test_every_release_feeds_the_index(release: str) -> None:
+    """A prompt that an engine of any release stored is found on it, with its salt where the release tells
+    it; and is gone when the engine clears its cache."""
+    index, engine = PrefixIndex(), EngineId("e")
+    index.attach(engine, EngineProfile("m", 2))
+    index.apply(engine, decode_message(Message(0, bytes.fromhex(GOLDEN[release]["device"]))), 0.0)
+    salt = "salt-a" if b"salt-a" in bytes.fromhex(GOLDEN[release]["device"]) else None
+    query = RouteQuery(RequestId("r"), "m", (*TOKENS, 5), 5, cache_salt=salt)
+    assert index.match(query, [engine], 0.0)[engine].device == 4
+    assert index.match(replace(query, cache_salt="other"), [engine], 0.0)[engine].device == 0
+    cleared = GOLDEN[release].get("cleared", GOLDEN["0.32"]["cleared"])
+    index.apply(engine, decode_message(Message(1, bytes.fromhex(cleared))), 0.0)
+    assert index.match(query, [engine], 0.0)[engine].device == 0
 
 
 def test_replay_frames_of_both_ages() -> None:
@@ -227,7 +209,21 @@ def test_malformed_events_name_the_field(change: dict[str, Any], named: str) -> 
 
 
 @pytest.mark.parametrize(
-    "payload", [1, [], [1.0], ["now", []], [1.0, {}], [1.0, [], -2], [True, []], [1.0, [[]]], [1.0, [3]]]
+    "payload",
+    [
+        1,
+        {},
+        {"ts": 1.0},
+        {"events": []},
+        [],
+        [1.0],
+        ["now", []],
+        [1.0, {}],
+        [1.0, [], -2],
+        [True, []],
+        [1.0, [[]]],
+        [1.0, [3]],
+    ],
 )
 def test_malformed_batches(payload: object) -> None:
     """A payload of another shape is refused."""
@@ -289,7 +285,7 @@ def test_any_msgpack_decodes_or_raises_wire_error(value: object) -> None:
 @given(st.binary(max_size=80))
 def test_corrupt_payloads_decode_or_raise_wire_error(tail: bytes) -> None:
     """A golden payload with its end replaced by any bytes is no exception either."""
-    whole = bytes.fromhex(GOLDEN["device_lora"])
+    whole = bytes.fromhex(GOLDEN["0.32"]["device_lora"])
     for cut in (2, 12, 40, 90, len(whole) - 5):
         try:
             decode_message(Message(0, whole[:cut] + tail))

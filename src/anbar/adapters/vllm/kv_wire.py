@@ -4,7 +4,8 @@ What is on the wire (vLLM 0.32 `distributed/kv_events.py`, and what came before 
 
 - A live message is `[topic, seq, payload]`, a replayed one `["", topic, seq, payload]` or, in older releases,
   `["", seq, payload]`. `seq` is 8 bytes, big-endian; -1 ends a replay.
-- The payload is msgpack: the array `[ts, events, data_parallel_rank]`, whose tail may be missing.
+- The payload is msgpack: the array `[ts, events, data_parallel_rank]`, whose tail may be missing; in builds
+  of June 2026 a map of these.
 - An event is a map with the key `type` (0.32), defaults left out; or an array whose first element is the type
   and whose others are the fields in the order of declaration (older). Unknown keys and further elements are
   ignored, so that a new field does not stop the stream.
@@ -106,20 +107,26 @@ def decode_message(message: Message) -> KvBatch:
         payload = _decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"the payload is not msgpack: {error}") from error
-    if not isinstance(payload, list) or len(payload) < 2:
-        raise WireError("the payload is not an array of a time and events")
-    timestamp_s, events = payload[0], payload[1]
+    timestamp_s, events, rank = _batch(payload)
     if isinstance(timestamp_s, bool) or not isinstance(timestamp_s, int | float):
         raise WireError("the batch's time is not a number")
     if not isinstance(events, list):
         raise WireError("the batch's events are not an array")
-    rank = payload[2] if len(payload) > 2 else None
     return KvBatch(
         message.seq,
         tuple(_event(event) for event in events),
         float(timestamp_s),
         _int(rank, "data_parallel_rank") if rank is not None else 0,
     )
+
+
+def _batch(payload: object) -> tuple[object, object, object]:
+    """A batch's time, events and rank; None for what is not said."""
+    if isinstance(payload, dict):
+        return payload.get("ts"), payload.get("events"), payload.get("data_parallel_rank")
+    if not isinstance(payload, list) or len(payload) < 2:
+        raise WireError("the payload is not an array of a time and events")
+    return payload[0], payload[1], payload[2] if len(payload) > 2 else None
 
 
 def _seq(frame: bytes) -> int:
@@ -201,9 +208,9 @@ def _token_ids(fields: Mapping[str, object]) -> tuple[int, ...]:
     raw = fields.get("token_ids", [])
     if not isinstance(raw, list):
         raise WireError("token_ids is not an array")
-    for token in raw:
-        if type(token) is not int or not 0 <= token < 1 << 32:
-            raise WireError("token_ids holds something that is not a token id")
+    # In C as far as can be: there are a hundred thousand of them in a long prompt's event.
+    if raw and (set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) >> 32):
+        raise WireError("token_ids holds something that is not a token id")
     return tuple(raw)
 
 

@@ -1,0 +1,5 @@
+"""What other programs wrote, byte for byte."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent

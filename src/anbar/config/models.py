@@ -27,6 +27,7 @@ Int = Annotated[int, Field(strict=True)]
 
 Port = Annotated[Int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -342,6 +343,29 @@ class RouterConfig(_Model):
     idle_timeout_s: Seconds = 120.0
     """Seconds without a byte in the middle of an answer before it counts as broken. Also what a request body
     may take, with another second for each KiB that has arrived."""
+
+    total_timeout_s: Seconds = 3600.0
+    """Seconds from a request's arrival to the last byte of its answer. What takes longer is ended: with 504
+    before its first byte, with an error event in a stream."""
+
+    retry_share: Share = 0.2
+    """Retries on another engine, as a share of the requests of the last 10 s: an outage must not double its
+    own load. What moves away from an engine that cannot be reached any more is not counted: that engine gets
+    nothing until it answers a health check."""
+
+    retry_floor: Annotated[Int, Field(ge=0)] = 10
+    """Retries in 10 s that are allowed however few requests there are."""
+
+    breaker_failures: Annotated[Int, Field(ge=1)] = 5
+    """Failures in a row (no connection, a broken one, 5xx) after which an engine gets nothing; a timeout is
+    enough alone. Whatever a client did wrong never counts."""
+
+    breaker_pause_s: Seconds = 1.0
+    """Seconds until such an engine, once it answers a health check, is tried with one request at a time."""
+
+    max_ejected_share: Share = 0.5
+    """Share of the engines of a model that breakers may take out at a time. The rest is asked where no better
+    one is left."""
 
     health_interval_s: Seconds = 1.0
     """Seconds between two looks at each engine's health."""

@@ -7,6 +7,7 @@ AnbarError
 │   ├── UpstreamUnreachable   connect refused, reset, closed
 │   └── UpstreamTimeout       no first byte within the limit
 ├── UpstreamBroken     an engine failed after its first byte
+│   └── UpstreamStalled       it sent nothing for too long
 ├── NoEngine           nothing can serve the request now: 503
 ├── WireError          an engine's event or probe answer cannot be understood: names the part
 ├── StackError         a part of the stack did not start or died
@@ -27,7 +28,7 @@ class RequestError(AnbarError):
     """The client sent something that cannot be served; nothing reached an engine.
 
     `status` is the HTTP status, `kind` OpenAI's `error.type`, `code` OpenAI's `error.code`,
-    `param` the field at fault.
+    `param` the field at fault, `retry_after_s` when to try again.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class RequestError(AnbarError):
         kind: str = "invalid_request_error",
         code: str | None = None,
         param: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -45,6 +47,7 @@ class RequestError(AnbarError):
         self.kind = kind
         self.code = code
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class UpstreamError(AnbarError):
@@ -61,6 +64,10 @@ class UpstreamTimeout(UpstreamError):
 
 class UpstreamBroken(AnbarError):
     """An engine failed after the first byte of its answer."""
+
+
+class UpstreamStalled(UpstreamBroken):
+    """An engine sent nothing for too long in the middle of its answer."""
 
 
 class NoEngine(AnbarError):

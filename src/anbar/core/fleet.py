@@ -16,6 +16,9 @@ class EngineState(Enum):
     READY = "ready"
     UNHEALTHY = "unhealthy"
     DRAINING = "draining"
+    """It serves, and gets nothing new: somebody drains it."""
+    RESTING = "resting"
+    """It serves, and gets nothing now: it asked for a pause, or failed too often."""
 
 
 @dataclass(frozen=True, slots=True)

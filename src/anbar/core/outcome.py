@@ -37,7 +37,11 @@ class AttemptFailure(Enum):
     UNREACHABLE = "unreachable"
     TIMEOUT = "timeout"
     UNAVAILABLE = "unavailable"
-    """It answered 502, 503 or 504 before a body."""
+    """It answered 502, 503 or 504."""
+    BUSY = "busy"
+    """It answered 429, or 503 with Retry-After: it asks for a pause."""
+    ERROR = "error"
+    """It answered 500."""
     NO_DESCRIPTOR = "no_descriptor"
     """The router itself had no file descriptor left for a connection."""
 
@@ -104,6 +108,17 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     request_id: RequestId = RequestId("")
 
 
+class RetryRefused(msgspec.Struct, frozen=True):
+    """A request was not tried elsewhere, although it could have been: the budget of retries is spent."""
+
+
+class BreakerChanged(msgspec.Struct, frozen=True):
+    """An engine's circuit breaker opened, half-opened or closed."""
+
+    engine: EngineId
+    state: str
+
+
 class EngineStateChanged(msgspec.Struct, frozen=True):
     """An engine may now be given requests, or no longer."""
 
@@ -138,6 +153,8 @@ Event = (
     RequestFinished
     | RequestMalformed
     | AttemptFailed
+    | RetryRefused
+    | BreakerChanged
     | EngineStateChanged
     | KvStreamGap
     | KvStreamRestarted
@@ -164,6 +181,8 @@ class EngineGauges:
     """Sequence number of the last KV batch taken in; -1 before the first."""
     kv_lag_s: float
     """Age of the last KV batch when it was taken in, by the engine's clock."""
+    breaker: str = "closed"
+    """State of the engine's circuit breaker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class Verdict(Enum):
     """Its last probe or a request to it failed."""
     DRAINING = "draining"
     """It finishes what it has and gets nothing new."""
+    RESTING = "resting"
+    """It asked for a pause, or failed too often: others are asked first."""
 
 
 _OF_STATE = {
@@ -33,6 +35,7 @@ _OF_STATE = {
     EngineState.STARTING: Verdict.STARTING,
     EngineState.UNHEALTHY: Verdict.UNHEALTHY,
     EngineState.DRAINING: Verdict.DRAINING,
+    EngineState.RESTING: Verdict.RESTING,
 }
 
 

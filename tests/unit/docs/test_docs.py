@@ -37,6 +37,14 @@ def test_examples_of_configurations_load(tmp_path: Path) -> None:
         load(path, environ={})
 
 
+def test_named_tests_exist() -> None:
+    """The page on failures names tests that there are."""
+    tests = {path.name: path.read_text() for path in (REPO / "tests").rglob("test_*.py")}
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (REPO / "docs/concepts/failures.md").read_text())
+    assert len(named) > 20
+    assert [pair for pair in named if f"def {pair[1]}(" not in tests[pair[0]]] == []
+
+
 def test_the_reference_is_current() -> None:
     """The generated pages are what the code says today."""
     command = [sys.executable, str(REPO / "scripts/gen_reference.py"), "--check"]

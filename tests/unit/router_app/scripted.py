@@ -23,18 +23,21 @@ from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
 from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.standing import Standing
 from anbar.config.models import ExplainConfig
 from anbar.core.clock import ManualClock
-from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
+from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
 from anbar.route import CostGroup, Placements, PrefixIndex
+from anbar.route.retry_budget import RetryBudget, RetryConfig
 
 LIMITS = UpstreamLimits(
     connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0, keep_idle_s=60.0
 )
 """No stall of the machine takes so long."""
+RETRIES = RetryConfig()
 IMPATIENT = replace(LIMITS, first_byte_timeout_s=0.1)
 """For engines that never answer."""
 SERVER_LIMITS = ServerLimits(header_timeout_s=60.0, linger_s=60.0)
@@ -170,7 +173,7 @@ class InOrder:
     def decide(
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
-        target, *rest = [engine.id for engine in engines]
+        target, *rest = [engine.id for engine in engines if engine.state is EngineState.READY]
         predictions = {engine.id: Prediction(self.match) for engine in engines}
         return Route(target, tuple(rest), predictions, self.name, "it is the first")
 
@@ -184,6 +187,7 @@ class Path:
     fleet: Fleet
     flow: Flow
     events: list[Event]
+    clock: ManualClock
 
     async def finished(self) -> RequestFinished:
         """The event of the one request that was made; all accounting is back at zero then."""
@@ -217,9 +221,16 @@ def engine_at(port: int, name: str, key: str = "", limits: UpstreamLimits = LIMI
 
 
 @asynccontextmanager
-async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIterator[Path]:
+async def path_to(
+    engines: Sequence[Engine],
+    num_predicted: int = 0,
+    *,
+    retries: RetryConfig = RETRIES,
+    total_timeout_s: float = 3600.0,
+) -> AsyncIterator[Path]:
     """A server whose every request flows to `engines`."""
     events: list[Event] = []
+    clock = ManualClock()
     fleet = Fleet(engines)
     async with AsyncExitStack() as stack:
         clock = ManualClock()
@@ -233,12 +244,15 @@ async def path_to(engines: Sequence[Engine], num_predicted: int = 0) -> AsyncIte
             clock=clock,
             client_kv=ClientKv.REFUSE,
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
+            standing=Standing(fleet, clock, max_ejected_share=0.5),
+            budget=RetryBudget(retries),
+            total_timeout_s=total_timeout_s,
         )
         flow = Flow(parts)
         server = HttpServer(lambda exchange: flow.start(exchange, Endpoint.COMPLETIONS), SERVER_LIMITS)
         port = await server.start("127.0.0.1", free_port())
         try:
-            yield Path(port, server, fleet, flow, events)
+            yield Path(port, server, fleet, flow, events, clock)
         finally:
             await server.stop()
             await flow.stop()

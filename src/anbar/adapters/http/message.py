@@ -77,6 +77,8 @@ def error_body(message: str, kind: str, code: str | None = None, param: str | No
 def error_answer(error: RequestError, headers: Sequence[Header] = ()) -> Answer:
     """The answer that says what was wrong with a request."""
     body = error_body(error.message, error.kind, error.code, error.param)
+    if error.retry_after_s is not None:
+        headers = (*headers, (b"retry-after", b"%d" % error.retry_after_s))
     return Answer(error.status, body, (JSON_TYPE, *headers))
 
 

@@ -18,7 +18,13 @@ import httptools
 from anbar.adapters.http.deadline import Deadline
 from anbar.adapters.http.limits import UpstreamLimits
 from anbar.adapters.http.message import Header
-from anbar.core.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from anbar.core.errors import (
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamStalled,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 
 SMALL_BODY_BYTES = 16 * 1024
 """Up to here copying a body behind its head is cheaper than sending two buffers."""
@@ -334,7 +340,8 @@ class UpstreamConnection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_exception(self._no_answer(what, timed_out))
         if reply is not None:
-            reply.failed(UpstreamBroken(f"the engine {what} in the middle of its answer"))
+            kind = UpstreamStalled if timed_out else UpstreamBroken
+            reply.failed(kind(f"the engine {what} in the middle of its answer"))
 
     def _no_answer(self, what: str, timed_out: bool = False) -> UpstreamError:
         if timed_out:

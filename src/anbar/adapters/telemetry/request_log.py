@@ -7,12 +7,14 @@ import msgspec
 
 from anbar.core.outcome import (
     AttemptFailed,
+    BreakerChanged,
     EngineStateChanged,
     Event,
     KvStreamGap,
     KvStreamRestarted,
     RequestFinished,
     RequestMalformed,
+    RetryRefused,
     SupervisorCaught,
 )
 
@@ -21,6 +23,8 @@ _KINDS: dict[type[Event], str] = {
     RequestFinished: "request",
     RequestMalformed: "malformed",
     AttemptFailed: "attempt_failed",
+    RetryRefused: "retry_refused",
+    BreakerChanged: "breaker",
     EngineStateChanged: "engine",
     KvStreamGap: "kv_gap",
     KvStreamRestarted: "kv_restart",

@@ -14,6 +14,7 @@ from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import (
     AttemptFailed,
+    BreakerChanged,
     EngineStateChanged,
     Event,
     FleetGauges,
@@ -22,6 +23,7 @@ from anbar.core.outcome import (
     Outcome,
     RequestFinished,
     RequestMalformed,
+    RetryRefused,
     SupervisorCaught,
 )
 
@@ -29,6 +31,8 @@ LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10
 GAP_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 TOKENIZE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 ERROR_BUCKETS_TOKENS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+BREAKER_STATES = ("closed", "open", "half_open")
 
 _PER_ENGINE = ("model", "engine")
 
@@ -71,6 +75,11 @@ class _FleetCollector(Collector):
         state = GaugeMetricFamily(
             "anbar_router_engine_state", "1 for the state the engine is in.", labels=("engine", "state")
         )
+        breaker = GaugeMetricFamily(
+            "anbar_router_breaker_state",
+            "1 for the state of the engine's breaker.",
+            labels=("engine", "state"),
+        )
         stale = CounterMetricFamily(
             "anbar_router_stale_connections",
             "Requests sent again because the engine had closed a kept connection.",
@@ -82,6 +91,8 @@ class _FleetCollector(Collector):
         for engine in fleet.engines:
             for each in EngineState:
                 state.add_metric((engine.engine, each.value), float(engine.state is each))
+            for name in BREAKER_STATES:
+                breaker.add_metric((engine.engine, name), float(engine.breaker == name))
             stale.add_metric((engine.engine,), engine.num_stale_connections)
             values = (
                 engine.num_in_flight,
@@ -95,6 +106,7 @@ class _FleetCollector(Collector):
             for family, value in zip(gauges.values(), values, strict=True):
                 family.add_metric((engine.engine,), float(value))
         yield state
+        yield breaker
         yield stale
         yield from gauges.values()
         totals = (
@@ -136,6 +148,10 @@ class RouterMetrics:
                 self._malformed.labels(str(status)).inc()
             case AttemptFailed(engine, failure):
                 self._failures.labels(engine, failure.value).inc()
+            case RetryRefused():
+                self._refused_retries.inc()
+            case BreakerChanged(engine, breaker):
+                self._breaker_changes.labels(engine, breaker).inc()
             case EngineStateChanged(engine=engine, after=after):
                 self._changes.labels(engine, after.value).inc()
             case KvStreamGap(engine, num_missing):
@@ -162,6 +178,17 @@ class RouterMetrics:
             "anbar_router_attempt_failures_total",
             "Tries of an engine that gave no answer.",
             ("engine", "failure"),
+        )
+        self._retries = counter(
+            "anbar_router_retries_total", "Tries of an engine after another one failed.", ()
+        )
+        self._refused_retries = counter(
+            "anbar_router_retries_refused_total", "Retries that were possible, but beyond the budget.", ()
+        )
+        self._breaker_changes = counter(
+            "anbar_router_breaker_changes_total",
+            "Changes of an engine's circuit breaker.",
+            ("engine", "state"),
         )
         self._changes = counter(
             "anbar_router_engine_state_changes_total", "Changes of an engine's state.", ("engine", "state")
@@ -231,6 +258,8 @@ class RouterMetrics:
     def _finished(self, event: RequestFinished) -> None:
         engine = event.engine or EngineId("")
         self._count(event.model, engine, event.status, event.outcome).inc()
+        if event.num_attempts > 1:
+            self._retries.inc(event.num_attempts - 1)
         if event.degraded:
             self._degraded.labels(event.model, event.degraded).inc()
         if event.tokenize_s > 0.0:

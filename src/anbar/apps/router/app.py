@@ -18,7 +18,7 @@ from anbar.adapters.http.server import HttpServer
 from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
-from anbar.apps.router.build import attach, attached, cache_setup, server_limits, upstream_limits
+from anbar.apps.router.build import attach, attached, cache_setup, retry_budget, server_limits
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
@@ -29,6 +29,7 @@ from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.monitor import Monitor, MonitorParts
 from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.standing import Standing
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
@@ -56,9 +57,8 @@ class Router:
         clock = SystemClock()
         self._log = EventLog(sink, time.time, _soon)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
-        limits = upstream_limits(router)
         alike = CostGroup(PREFILL_PRIOR)
-        self.fleet = Fleet([attach(e, limits, environ, alike, self.emit) for e in config.engines])
+        self.fleet = Fleet([attach(e, router, environ, alike, self.emit) for e in config.engines])
         chains = PromptChains()
         self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
         caches = Caches(self.index, Placements(chains=chains), clock)
@@ -72,11 +72,13 @@ class Router:
                 prompts=prompts,
                 executor=self._executor,
                 emit=self.emit,
+                clock=clock,
                 cache=cache_setup(config),
                 interval_s=router.health_interval_s,
             )
         )
         self.explain = ExplainLog(router.explain, time.time)
+        self._standing = Standing(self.fleet, clock, router.max_ejected_share)
         self.flow = Flow(
             FlowParts(
                 fleet=self.fleet,
@@ -87,9 +89,15 @@ class Router:
                 clock=clock,
                 client_kv=ClientKv(router.client_kv_fields.value),
                 explain=self.explain,
+                standing=self._standing,
+                budget=retry_budget(router),
+                total_timeout_s=router.total_timeout_s,
             )
         )
         self.state = RouterState()
+        self._server = self._listener()
+
+    def _listener(self) -> HttpServer:
         endpoints = Endpoints(
             EndpointParts(
                 self.flow,
@@ -101,9 +109,9 @@ class Router:
                 ExplainEndpoint(self.explain),
             )
         )
-        self._server = HttpServer(
+        return HttpServer(
             endpoints.handle,
-            server_limits(router),
+            server_limits(self._config.router),
             on_refusal=lambda refusal: self.emit(RequestMalformed(refusal.status)),
             refusal_headers=lambda headers: id_headers(request_id(headers)),
         )
@@ -146,7 +154,7 @@ class Router:
         """The state of the router now."""
         stats = self.index.stats()
         return FleetGauges(
-            engines=tuple(_gauges(engine) for engine in self.fleet),
+            engines=tuple(_gauges(engine, self._standing) for engine in self.fleet),
             num_index_blocks=stats.num_blocks,
             num_index_parked=stats.num_parked,
             num_index_orphans=stats.num_orphans,
@@ -162,10 +170,10 @@ def _soon(flush: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(LOG_DELAY_S, flush)
 
 
-def _gauges(engine: Engine) -> EngineGauges:
+def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
     return EngineGauges(
         engine=engine.id,
-        state=engine.health.state,
+        state=standing.state(engine),
         num_in_flight=engine.load.num_in_flight,
         queued_prefill_tokens=engine.load.queued_prefill_tokens,
         num_decoding=engine.load.num_decoding,
@@ -174,6 +182,7 @@ def _gauges(engine: Engine) -> EngineGauges:
         kv_connected=engine.kv.status.complete,
         kv_seq=engine.kv.seq,
         kv_lag_s=engine.kv.lag_s,
+        breaker=engine.breaker.state.value,
     )
 
 

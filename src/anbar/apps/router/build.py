@@ -14,8 +14,10 @@ from anbar.config.render import store_settings
 from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
-from anbar.core.outcome import Emit, EngineStateChanged
+from anbar.core.outcome import BreakerChanged, Emit, EngineStateChanged
 from anbar.route import CostGroup
+from anbar.route.breaker import Breaker, BreakerConfig
+from anbar.route.retry_budget import RetryBudget, RetryConfig
 
 
 def server_limits(router: RouterConfig) -> ServerLimits:
@@ -40,8 +42,18 @@ def cache_setup(config: AnbarConfig) -> CacheSetup:
     return CacheSetup(config.cache.chunk_blocks, frozenset((f"anbar:{store_id}",)))
 
 
+def breaker(router: RouterConfig, engine: EngineId, emit: Emit) -> Breaker:
+    """A closed breaker that tells of its changes."""
+    config = BreakerConfig(router.breaker_failures, router.breaker_pause_s)
+    return Breaker(config, lambda state: emit(BreakerChanged(engine, state.value)))
+
+
+def retry_budget(router: RouterConfig) -> RetryBudget:
+    return RetryBudget(RetryConfig(router.retry_share, router.retry_floor))
+
+
 def attach(
-    engine: EngineConfig, limits: UpstreamLimits, environ: Mapping[str, str], alike: CostGroup, emit: Emit
+    engine: EngineConfig, router: RouterConfig, environ: Mapping[str, str], alike: CostGroup, emit: Emit
 ) -> Engine:
     """An engine as the configuration has it, not looked at yet; expected to be like the others of `alike`.
 
@@ -60,10 +72,11 @@ def attach(
     return Engine(
         id=engine_id,
         url=engine.url,
-        pool=UpstreamPool(parse_endpoint(engine.url), limits),
+        pool=UpstreamPool(parse_endpoint(engine.url), upstream_limits(router)),
         auth=_auth(engine, environ),
         health=Health(changed),
         costs=alike.join(),
+        breaker=breaker(router, engine_id, emit),
     )
 
 

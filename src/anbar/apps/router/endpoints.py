@@ -156,7 +156,8 @@ def _describe(engine: Engine) -> dict[str, object]:
     return {
         "id": engine.id,
         "url": engine.url,
-        "state": engine.health.state.value,
+        "state": engine.state.value,
+        "breaker": engine.breaker.state.value,
         "reason": engine.health.reason,
         "last_error": engine.health.last_error,
         "models": sorted(engine.facts.names),

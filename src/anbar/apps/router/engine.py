@@ -14,6 +14,7 @@ from anbar.core.cost import PrefillCost
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
 from anbar.route import EngineCosts, EngineProfile
+from anbar.route.breaker import Breaker
 
 PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=2e-9, overhead_s=0.005)
 """Without a cost file. 10,000 tokens a second: between a laptop's CPU and a large GPU; a few requests correct
@@ -90,14 +91,27 @@ class Engine:
     profile: EngineProfile | None = None
     """What the prefix index was told of it; None before its first good probe, or when it has no cache."""
     kv: KvFollowing = field(default_factory=KvFollowing)
+    breaker: Breaker = field(default_factory=Breaker)
+    draining: bool = False
+    """Somebody drains it: what it has goes on, and it gets nothing new."""
+    rest_until_s: float = 0.0
+    """When the pause is over that it asked for, on the router's clock."""
     tokenizer_note: str = ""
     """Where its prompts are tokenized, or why they are not; for people."""
 
     usage: UsageOption = UsageOption.UNTRIED
 
     @property
+    def state(self) -> EngineState:
+        """Its health, unless somebody drains it."""
+        if self.draining and self.health.state is EngineState.READY:
+            return EngineState.DRAINING
+        return self.health.state
+
+    @property
     def is_ready(self) -> bool:
-        return self.health.state is EngineState.READY
+        """Whether it may get requests as far as probes and people know."""
+        return self.state is EngineState.READY
 
     def view(self, now_s: float) -> EngineView:
         """The frozen value that policies see."""
@@ -105,7 +119,7 @@ class Engine:
         load.queue.pass_time(now_s)
         return EngineView(
             id=self.id,
-            state=self.health.state,
+            state=self.state,
             models=self.facts.names,
             block_size=self.facts.block_size,
             max_model_len=self.facts.max_model_len,

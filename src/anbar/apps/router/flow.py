@@ -20,10 +20,11 @@ from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
-from anbar.apps.router.forward import Forwarder, Job
+from anbar.apps.router.forward import Forwarder, ForwardParts, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
+from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
 from anbar.core.fleet import EngineState, PrefixMatch, Route
@@ -33,6 +34,7 @@ from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
 from anbar.route import Policy
 from anbar.route.explain import note_decision
+from anbar.route.retry_budget import RetryBudget
 
 CLIENT_CLOSED = 499
 """The status in logs and metrics of a request whose client went away (nginx's number)."""
@@ -52,6 +54,10 @@ class FlowParts:
     clock: Clock
     client_kv: ClientKv
     explain: ExplainLog
+    standing: Standing
+    budget: RetryBudget
+    total_timeout_s: float
+    """For everything from a request's arrival to the last byte of its answer."""
 
 
 class Flow:
@@ -59,7 +65,9 @@ class Flow:
 
     def __init__(self, parts: FlowParts) -> None:
         self._parts = parts
-        self._forwarder = Forwarder(parts.fleet, parts.caches, parts.emit, parts.clock)
+        self._forwarder = Forwarder(
+            ForwardParts(parts.fleet, parts.caches, parts.emit, parts.clock, parts.standing, parts.budget)
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -132,7 +140,8 @@ class Flow:
         record.policy, record.reason = route.policy, route.reason
         head = forwarded(exchange.request, record.request_id)
         explanation = parts.explain.headers(exchange.request, record)
-        job = Job(exchange, api, query, route, head, tokens.note, explanation)
+        until_s = record.started_s + parts.total_timeout_s
+        job = Job(exchange, api, query, route, head, tokens.note, until_s, explanation)
         await self._forwarder.forward(job, record)
 
     async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
@@ -174,7 +183,7 @@ class Flow:
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]
             matches = parts.caches.match(query, ready)
-        views = parts.fleet.views(parts.clock.now_s())
+        views = parts.standing.views(query.model)
         degraded = {engine.id: engine.degraded() for engine in parts.fleet}
         route = None
         try:

@@ -1,14 +1,19 @@
 """Carries one decided request to an engine and its answer back, with fallbacks before the first byte.
 
-Which failures are retried on the next engine, all of them before the first byte of the answer's body:
+What is retried on the next engine, all of it before the first byte of the answer's body and within the budget
+(`route/retry_budget.py`):
 - no connection, or one that broke: the engine is UNHEALTHY from then on;
 - no first byte in time: likewise;
-- an answer of 502, 503 or 504: the engine said itself that it cannot serve this now. Its state is the probes'
-  matter. The last such answer is passed through when no engine is left.
-Everything else an engine answers, 4xx, 429 and 500 included, is the answer. A request that two engines failed
-on after they had it is not given to a third: it may be what kills them.
+- an answer of 502, 503 or 504: the engine says itself that it cannot serve this now;
+- 429, and 503 with Retry-After: the engine rests for so long;
+- 500: nothing was delivered, and a completion has no effect but its cost.
+Engines that breakers keep out are asked last. When no other engine can be asked, the engine's answer is the
+client's, Retry-After included. Everything else that an engine answers, every other 4xx included, is
+passed on. A request that two engines failed on after they had it is not given to a third: it may be what
+kills them.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,9 +21,10 @@ from typing import TypeVar
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.server import Exchange
-from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
+from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
+from anbar.apps.router.attempt import SIGNALS, Declined, Walk, kind_of, kind_of_status, pause_asked
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
@@ -26,15 +32,17 @@ from anbar.apps.router.load import Plan
 from anbar.apps.router.outgoing import ask, is_event_stream
 from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
+from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
-from anbar.core.errors import UpstreamError, UpstreamTimeout
-from anbar.core.fleet import Route
-from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome
+from anbar.core.errors import UpstreamBroken, UpstreamError
+from anbar.core.fleet import Prediction, Route
+from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, RetryRefused
 from anbar.core.request import RouteQuery
+from anbar.route.breaker import Signal, Ticket
+from anbar.route.retry_budget import RetryBudget
 
-RETRIED_STATUSES = frozenset((502, 503, 504))
-MAX_EXECUTIONS = 2
-"""Engines that may have begun to work on one request."""
+NOTHING_KNOWN = Prediction()
+"""Of an engine that the policy was not offered."""
 
 _ENGINES_FAULT = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
 """Failures after which an engine gets nothing until a probe succeeds."""
@@ -52,105 +60,138 @@ class Job:
     route: Route
     head: bytes
     tokens_note: str
+    until_s: float
+    """When it must be over, on the router's clock."""
     explanation: Sequence[Header] = ()
     """What the client's answer carries beside the headers that all have."""
 
 
-class _Unavailable(UpstreamError):
-    """The engine answered 502, 503 or 504, and another one was ready when it was asked."""
+@dataclass(frozen=True, slots=True)
+class ForwardParts:
+    """What a forwarder works with."""
+
+    fleet: Fleet
+    caches: Caches
+    emit: Emit
+    clock: Clock
+    standing: Standing
+    budget: RetryBudget
 
 
 class Forwarder:
     """Asks the engines of a route in order, and accounts for what came of it."""
 
-    def __init__(self, fleet: Fleet, caches: Caches, emit: Emit, clock: Clock) -> None:
-        self._fleet = fleet
-        self._caches = caches
-        self._emit = emit
-        self._clock = clock
+    def __init__(self, parts: ForwardParts) -> None:
+        self._fleet = parts.fleet
+        self._caches = parts.caches
+        self._emit = parts.emit
+        self._clock = parts.clock
+        self._standing = parts.standing
+        self._budget = parts.budget
 
     async def forward(self, job: Job, record: Record) -> None:
         """Try the engines of the route in order until one answers; raises what the last one failed with."""
-        failure = UpstreamError("no engine was tried")
-        num_executions = 0
+        self._budget.request(self._clock.now_s())
         engines = [self._fleet[engine] for engine in (job.route.target, *job.route.fallbacks)]
-        for place, engine in enumerate(engines):
-            if place > 0 and not engine.is_ready:
-                continue
+        engines += self._standing.last_resorts(job.query, engines)
+        walk = Walk(engines, self._standing, self._budget, self._clock)
+        engine: Engine | None = walk.first()
+        while engine is not None:
             record.num_attempts += 1
-            has_next = any(other.is_ready for other in engines[place + 1 :])
             try:
-                await self._try(job, engine, record, must_answer=not has_next)
-            except UpstreamError as error:
-                failure = error
-                self._attempt_failed(engine, error, record)
-                num_executions += not isinstance(error, ConnectFailed | NoDescriptor | _Unavailable)
-                if num_executions >= MAX_EXECUTIONS:
-                    break
-            else:
+                await self._try(job, engine, record, walk)
                 return
-        raise failure
+            except UpstreamError as error:
+                self._note(engine, error, record)
+                engine = None if self._clock.now_s() >= job.until_s else walk.next(error)
+                if engine is None:
+                    raise
+            finally:
+                if walk.refused:
+                    self._emit(RetryRefused())
 
-    def _attempt_failed(self, engine: Engine, error: UpstreamError, record: Record) -> None:
-        match error:
-            case _Unavailable():
-                kind = AttemptFailure.UNAVAILABLE
-            case NoDescriptor():
-                kind = AttemptFailure.NO_DESCRIPTOR
-            case UpstreamTimeout():
-                kind = AttemptFailure.TIMEOUT
-            case _:
-                kind = AttemptFailure.UNREACHABLE
+    def _note(self, engine: Engine, error: UpstreamError, record: Record) -> None:
+        kind = kind_of(error)
         self._emit(AttemptFailed(engine.id, kind, record.request_id))
         after_s = self._clock.now_s() - record.started_s
         record.failed.append(FailedAttempt(engine.id, kind, str(error), after_s))
-        if kind in _ENGINES_FAULT:
-            engine.health.connection_failed(str(error))
 
-    async def _try(self, job: Job, engine: Engine, record: Record, must_answer: bool) -> None:
-        """Ask one engine and carry its answer. Raises UpstreamError when the next one should be asked."""
+    async def _try(self, job: Job, engine: Engine, record: Record, walk: Walk) -> None:
+        """Ask one engine and carry its answer. Raises UpstreamError when the next one may be asked."""
+        ticket, signal = engine.breaker.begin(), Signal.NOTHING
+        try:
+            signal = await self._ask(job, engine, record, walk, ticket)
+        except UpstreamError as error:
+            kind = kind_of(error)
+            if self._clock.now_s() < job.until_s:
+                signal = SIGNALS[kind]
+                if kind in _ENGINES_FAULT:
+                    engine.health.connection_failed(str(error))
+            raise
+        finally:
+            engine.breaker.end(ticket, signal, self._clock.now_s())
+
+    async def _ask(self, job: Job, engine: Engine, record: Record, walk: Walk, ticket: Ticket) -> Signal:
         record.engine = engine.id
-        prediction = job.route.predictions[engine.id]
+        prediction = job.route.predictions.get(engine.id, NOTHING_KNOWN)
         num_predicted = prediction.match.total
         record.predicted_cached_tokens = num_predicted
         record.predicted_ttft_s = prediction.ttft_s
         record.degraded = job.tokens_note or engine.degraded()
         sent_s = self._clock.now_s()
+        patience_s = min(engine.pool.limits.first_byte_timeout_s, max(0.0, job.until_s - sent_s))
         plan = Plan(job.query.num_tokens, prediction, job.api.stream)
         with (
             engine.load.hold(plan, self._clock) as share,
             self._caches.sent(engine.id, job.query) as placement,
         ):
-            reply, sieve = await ask(engine, job.exchange.request, job.api, job.head)
+            reply, sieve = await ask(engine, job.exchange.request, job.api, job.head, patience_s)
             try:
-                if reply.status in RETRIED_STATUSES and not must_answer:
-                    raise _Unavailable(f"engine {engine.id} answered {reply.status}")
+                failure = self._judge(engine, reply, walk)
                 share.first_byte()
                 self._caches.first_byte(engine.id, placement, reply.status)
                 now_s = self._clock.now_s()
                 record.ttft_s = now_s - record.started_s
                 record.engine_ttft_s = now_s - sent_s
-                await self._relay(job, reply, sieve, record)
+                if reply.status < 400:
+                    engine.breaker.first_byte(ticket)
+                broken = await self._relay(job, reply, sieve, record)
             finally:
                 reply.close()
-        if job.api.stream and record.outcome is Outcome.OK and job.query.token_ids:
+        if record.outcome is not Outcome.OK:
+            return broken if failure is None else SIGNALS[failure]
+        if job.api.stream and job.query.token_ids:
             engine.costs.observe(share.finished(_first(record.reported_cached_tokens, num_predicted)))
         self._check_hints(engine, job, record)
+        return Signal.OK
+
+    def _judge(self, engine: Engine, reply: Reply, walk: Walk) -> AttemptFailure | None:
+        """How an answer fails, if it does; raises Declined when another engine is to be asked instead."""
+        if reply.status < 400:
+            return None
+        pause_s = pause_asked(reply.headers)
+        kind = kind_of_status(reply.status, pause_s)
+        if kind is AttemptFailure.BUSY and pause_s is not None:
+            self._standing.rest(engine, pause_s)
+        if kind is not None and walk.goes_on(kind):
+            raise Declined(engine, reply.status, kind)
+        return kind
 
     def _check_hints(self, engine: Engine, job: Job, record: Record) -> None:
         """A store's blocks are believed in until an engine that was to load them reports fewer."""
-        match = job.route.predictions[engine.id].match
+        match = job.route.predictions.get(engine.id, NOTHING_KNOWN).match
         reported = record.reported_cached_tokens
         if reported is not None and reported < match.total and match.shared > match.host:
             self._caches.index.refute_shared(engine.id, job.query, reported)
 
-    async def _relay(self, job: Job, reply: Reply, sieve: UsageFilter | None, record: Record) -> None:
+    async def _relay(self, job: Job, reply: Reply, sieve: UsageFilter | None, record: Record) -> Signal:
+        """Carry the answer; returns what its end says about the engine, if it is bad."""
         headers = answer_headers(reply.headers, record, job.explanation)
         job.exchange.begin(reply.status, headers, reply.length if sieve is None else None)
         relay = Relay(job.exchange, self._clock, is_event_stream(reply), sieve)
         relay.attach(reply)
         try:
-            whole = relay.done.result() if relay.done.done() else await relay.done
+            whole = relay.done.result() if relay.done.done() else await self._whole(job, relay)
         finally:
             record.num_chunks = relay.num_chunks
             record.mean_gap_s, record.max_gap_s = relay.mean_gap_s, relay.max_gap_s
@@ -161,6 +202,15 @@ class Forwarder:
         if usage is not None:
             record.num_output_tokens = usage.completion_tokens
             record.reported_cached_tokens = usage.cached_tokens
+        return Signal.NOTHING if whole else relay.signal
+
+    async def _whole(self, job: Job, relay: Relay) -> bool:
+        try:
+            async with asyncio.timeout(max(0.0, job.until_s - self._clock.now_s())):
+                return await relay.done
+        except TimeoutError:
+            relay.broke(UpstreamBroken("the answer took longer than router.total_timeout_s"), Signal.NOTHING)
+            return False
 
 
 def _first(value: _T | None, default: _T) -> _T:

@@ -23,6 +23,7 @@ from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, EngineFacts, UsageOption, facts_of
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.prompts import Prompts
+from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, UpstreamTimeout, UpstreamUnreachable, WireError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -67,6 +68,7 @@ class MonitorParts:
     prompts: Prompts
     executor: Executor
     emit: Emit
+    clock: Clock
     cache: CacheSetup
     interval_s: float
 
@@ -97,6 +99,7 @@ class Monitor:
             try:
                 await self._probe(engine, attached)
                 engine.health.probe_succeeded()
+                engine.breaker.probed(self._parts.clock.now_s())
             except NoDescriptor as error:
                 self._parts.emit(SupervisorCaught("probe", type(error).__name__))  # not the engine's fault
             except UpstreamTimeout as error:
@@ -120,7 +123,8 @@ class Monitor:
             raise WireError("/v1/models: lists no model")
         before = engine.facts
         engine.facts = facts_of(models, _cards(page), before)
-        if not engine.is_ready:
+        if engine.health.state is not EngineState.READY:
+            engine.rest_until_s = 0.0
             await self._admit(engine, attached)
         elif before.names != engine.facts.names:
             await self._tokenizer(engine, attached)

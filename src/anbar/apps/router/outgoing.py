@@ -16,13 +16,14 @@ _REFUSALS = (400, 422)
 
 
 async def ask(
-    engine: Engine, request: Request, api: ApiRequest, head: bytes
+    engine: Engine, request: Request, api: ApiRequest, head: bytes, patience_s: float
 ) -> tuple[Reply, UsageFilter | None]:
     """Send a request whose own header lines are `head`; returns when the answer's body has begun or
-    ended, with what its body has to pass on its way to the client. Raises UpstreamError."""
+    ended, with what its body has to pass on its way to the client. Raises UpstreamError, at the latest when
+    nothing came for `patience_s`."""
     asks = api.stream and not api.wants_usage and engine.usage is not UsageOption.REFUSED
     body = asking_for_usage(request.body, api.body) if asks else request.body
-    reply = await engine.pool.ask(_render(engine, request, head, len(body)), body)
+    reply = await engine.pool.ask(_render(engine, request, head, len(body)), body, patience_s)
     if not asks:
         return reply, None
     if reply.status == 200:
@@ -31,7 +32,7 @@ async def ask(
     if engine.usage is UsageOption.UNTRIED and reply.status in _REFUSALS:
         reply.close()
         own = request.body
-        reply = await engine.pool.ask(_render(engine, request, head, len(own)), own)
+        reply = await engine.pool.ask(_render(engine, request, head, len(own)), own, patience_s)
         if reply.status == 200:
             engine.usage = UsageOption.REFUSED
     return reply, None

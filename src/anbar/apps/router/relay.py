@@ -11,7 +11,8 @@ from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import Tail
 from anbar.adapters.http.usage_event import UsageFilter
 from anbar.core.clock import Clock
-from anbar.core.errors import UpstreamBroken
+from anbar.core.errors import UpstreamBroken, UpstreamStalled
+from anbar.route.breaker import Signal
 
 _EVENT_END = b"\n\n"
 
@@ -33,6 +34,7 @@ class Relay:
         "done",
         "max_gap_s",
         "num_chunks",
+        "signal",
         "tail",
     )
 
@@ -48,6 +50,8 @@ class Relay:
         self.num_chunks = 0
         self.max_gap_s = 0.0
         self.tail = Tail()
+        self.signal = Signal.NOTHING
+        """What the end of a broken answer says about its engine."""
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
@@ -84,7 +88,9 @@ class Relay:
         self._exchange.end()
         self._finish(True)
 
-    def broke(self, error: UpstreamBroken) -> None:
+    def broke(self, error: UpstreamBroken, signal: Signal | None = None) -> None:
+        stalled = isinstance(error, UpstreamStalled)
+        self.signal = signal or (Signal.STALLED if stalled else Signal.FAILED)
         if self._events:
             event = b"data: " + error_body(str(error), "upstream_error", "engine_failed") + _EVENT_END
             whole = self.tail.bytes().endswith(_EVENT_END) or (self._sieve is not None and self._sieve.held)

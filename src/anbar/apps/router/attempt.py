@@ -1,0 +1,112 @@
+"""What one engine's failure means: for the request, for the engine, and for who is asked next."""
+
+from collections.abc import Sequence
+
+from anbar.adapters.http.message import Header
+from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor
+from anbar.apps.router.engine import Engine
+from anbar.apps.router.standing import Standing
+from anbar.core.clock import Clock
+from anbar.core.errors import UpstreamError, UpstreamTimeout
+from anbar.core.outcome import AttemptFailure
+from anbar.route.breaker import Signal
+from anbar.route.retry_budget import RetryBudget
+
+MAX_EXECUTIONS = 2
+"""Engines that may have begun to work on one request: it may be what kills them."""
+
+_UNAVAILABLE = frozenset((502, 503, 504))
+SIGNALS = {
+    AttemptFailure.UNREACHABLE: Signal.FAILED,
+    AttemptFailure.TIMEOUT: Signal.STALLED,
+    AttemptFailure.UNAVAILABLE: Signal.FAILED,
+    AttemptFailure.ERROR: Signal.FAILED,
+    AttemptFailure.BUSY: Signal.NOTHING,
+    AttemptFailure.NO_DESCRIPTOR: Signal.NOTHING,
+}
+"""What each failure says about the engine."""
+
+_EXECUTED = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT, AttemptFailure.ERROR))
+"""Failures of an engine that may have begun to work, unless it never had the request."""
+
+
+class Declined(UpstreamError):
+    """An engine answered with a status for which the next engine is asked."""
+
+    def __init__(self, engine: Engine, status: int, kind: AttemptFailure) -> None:
+        super().__init__(f"engine {engine.id} answered {status}")
+        self.kind = kind
+
+
+def kind_of_status(status: int, pause_s: float | None) -> AttemptFailure | None:
+    """How an answer fails; None when it is the answer. `pause_s`: its Retry-After."""
+    if status == 429 or (status == 503 and pause_s is not None):
+        return AttemptFailure.BUSY
+    if status in _UNAVAILABLE:
+        return AttemptFailure.UNAVAILABLE
+    return AttemptFailure.ERROR if status == 500 else None
+
+
+def kind_of(error: UpstreamError) -> AttemptFailure:
+    match error:
+        case Declined():
+            return error.kind
+        case NoDescriptor():
+            return AttemptFailure.NO_DESCRIPTOR
+        case UpstreamTimeout():
+            return AttemptFailure.TIMEOUT
+        case _:
+            return AttemptFailure.UNREACHABLE
+
+
+def pause_asked(headers: Sequence[Header]) -> float | None:
+    """Seconds of an answer's Retry-After; None without one, or when it is a date."""
+    value = next((value for name, value in headers if name == b"retry-after"), b"")
+    return float(value) if value.isdigit() else None
+
+
+class Walk:
+    """The engines of one route, in order, as far as they may be asked."""
+
+    def __init__(
+        self, engines: Sequence[Engine], standing: Standing, budget: RetryBudget, clock: Clock
+    ) -> None:
+        self._rest = list(engines)
+        self._standing = standing
+        self._budget = budget
+        self._clock = clock
+        self._num_executions = 0
+        self.refused = False
+        """A retry was possible, and the budget spent."""
+
+    def first(self) -> Engine:
+        """The engine that was decided on."""
+        return self._rest.pop(0)
+
+    def goes_on(self, kind: AttemptFailure) -> bool:
+        """Whether another engine can be asked after an answer that fails in this way."""
+        return self._may(executed=kind in _EXECUTED, charged=True)
+
+    def next(self, error: UpstreamError) -> Engine | None:
+        """Who is asked after this failure. An engine that cannot be reached gets nothing more until a probe
+        succeeds, which bounds what moves away from it; everything else is the budget's to bound."""
+        kind = kind_of(error)
+        executed = kind in _EXECUTED and not isinstance(error, ConnectFailed)
+        charged = kind is not AttemptFailure.UNREACHABLE
+        if not self._may(executed, charged):
+            return None
+        self._num_executions += executed
+        if charged:
+            self._budget.spend(self._clock.now_s())
+        able = list(filter(self._standing.may_ask, self._rest))
+        engine = next((engine for engine in able if engine.breaker.admits), able[0])
+        self._rest.remove(engine)
+        return engine
+
+    def _may(self, executed: bool, charged: bool) -> bool:
+        if self._num_executions + executed >= MAX_EXECUTIONS:
+            return False
+        if not any(map(self._standing.may_ask, self._rest)):
+            return False
+        self.refused = charged and not self._budget.allows(self._clock.now_s())
+        return not self.refused

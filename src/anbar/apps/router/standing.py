@@ -1,0 +1,86 @@
+"""Which engines are asked now: ready by their probes, not drained, not at rest, trusted by their breakers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anbar.apps.router.engine import Engine, Fleet
+from anbar.core.clock import Clock
+from anbar.core.errors import RequestError
+from anbar.core.fleet import EngineState, EngineView
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
+from anbar.route.breaker import ejected
+from anbar.route.filters import fits
+
+MAX_REST_S = 30.0
+"""Longest pause that an engine is granted by its `Retry-After`: it is asked again sooner than it said, rather
+than be forgotten for an hour."""
+
+
+class Standing:
+    """Judges engines for each request."""
+
+    def __init__(self, fleet: Fleet, clock: Clock, max_ejected_share: float) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._max_ejected_share = max_ejected_share
+
+    def views(self, model: str) -> list[EngineView]:
+        """The fleet as a policy may use it for a request to `model`: RESTING are those that are ready and get
+        nothing all the same. Raises RequestError (429) when all that could serve have asked for a pause."""
+        serving = [engine for engine in self._fleet if engine.is_ready and model in engine.facts.names]
+        held = self._held_back(serving)
+        views = self._fleet.views(self._clock.now_s())
+        if not held:
+            return views
+        return [replace(view, state=EngineState.RESTING) if view.id in held else view for view in views]
+
+    def state(self, engine: Engine) -> EngineState:
+        """The state of an engine, for people."""
+        held = engine.rest_until_s > self._clock.now_s() or not engine.breaker.admits
+        return EngineState.RESTING if engine.is_ready and held else engine.state
+
+    def last_resorts(self, query: RouteQuery, asked: Sequence[Engine]) -> list[Engine]:
+        """Engines besides `asked` that could serve, though their breakers keep them out."""
+        if len(asked) == len(self._fleet):
+            return []
+        now_s = self._clock.now_s()
+        others = [engine for engine in self._fleet.serving(query.model) if engine not in asked]
+        return [engine for engine in others if fits(query, engine.view(now_s))]
+
+    def may_ask(self, engine: Engine) -> bool:
+        """Whether a request that failed elsewhere may come here, if need be."""
+        return engine.is_ready and engine.rest_until_s <= self._clock.now_s()
+
+    def rest(self, engine: Engine, seconds: float) -> None:
+        """The engine asked for a pause."""
+        engine.rest_until_s = self._clock.now_s() + min(seconds, MAX_REST_S)
+
+    def _held_back(self, serving: Sequence[Engine]) -> frozenset[EngineId]:
+        now_s = self._clock.now_s()
+        resting = {engine.id for engine in serving if engine.rest_until_s > now_s}
+        shut = [engine for engine in serving if not engine.breaker.admits]
+        held = resting.union(engine.id for engine in shut)
+        if len(held) < len(serving) or not held:
+            return frozenset(held)
+        # Nobody is left. Rather than none at all, ask those that may not be ejected.
+        out = ejected(
+            ((engine.breaker.opened_s, engine.id) for engine in shut), len(serving), self._max_ejected_share
+        )
+        if len(out | resting) < len(serving):
+            return out | resting
+        if resting:
+            raise at_rest(min(engine.rest_until_s for engine in serving if engine.id in resting) - now_s)
+        return frozenset(held)
+
+
+def at_rest(seconds: float) -> RequestError:
+    """429: every engine that could serve has asked for a pause, and the first is over in `seconds`."""
+    return RequestError(
+        "Every engine that serves this model has asked for a pause.",
+        status=429,
+        kind="rate_limit_exceeded",
+        code="engines_busy",
+        retry_after_s=max(1, math.ceil(seconds)),
+    )

@@ -22,7 +22,7 @@ from anbar.apps.model import MODELS_VARIABLE
 from anbar.config import models
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
-from anbar.core.outcome import EngineGauges, FleetGauges
+from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
 from anbar.tier.tally import Series
 
 PAGES = Path(__file__).resolve().parents[1] / "docs/reference"
@@ -203,7 +203,8 @@ def field_of(default: object) -> str:
 def a_gauge() -> EngineGauges:
     """An engine, so that the gauges of engines are there."""
     values = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
-    return EngineGauges(**values | {"engine": EngineId("e"), "state": EngineState.READY})
+    known = {"engine": EngineId("e"), "state": EngineState.READY, "costs": CostGauges()}
+    return EngineGauges(**values | known)
 
 
 def main(check: bool) -> int:

@@ -31,11 +31,20 @@ class Emulation:
                 f"command line --speed: is {self.speed:g}; allowed: numbers above 0, such as 10"
             )
 
-    def arguments(self) -> tuple[str, ...]:
-        """For `anbar emulate`."""
+    def arguments(self, cost: str | None = None) -> tuple[str, ...]:
+        """For `anbar emulate`; `cost` where nothing else is said of costs."""
         speed = () if self.speed is None else ("--speed", f"{self.speed:g}")
-        cost = () if self.cost is None else ("--cost", self.cost)
-        return (*speed, *cost)
+        cost = cost if self.cost is None else self.cost
+        return (*speed, *(() if cost is None else ("--cost", cost)))
+
+    def cost_file(self, given: Path | None) -> Path | None:
+        """Where the router learns what to expect; `given` where nothing else is said of costs. No file holds
+        for engines whose time passes faster."""
+        if self.speed not in (None, 1.0):
+            return None
+        if self.cost is None:
+            return given
+        return Path(self.cost) if self.cost.startswith("/") else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +70,14 @@ def emulate(config: AnbarConfig, emulation: Emulation, is_free: Callable[[int], 
         if launch is None:
             launch, assumption = _stand_in(engine, next(ports))
             assumptions.append(assumption)
-        emulated = {"device": Device.EMULATED, "args": (*launch.args, *emulation.arguments())}
+        own = None if engine.cost_file is None or "--cost" in launch.args else str(engine.cost_file)
+        emulated = {"device": Device.EMULATED, "args": (*launch.args, *emulation.arguments(own))}
         keys = ("api_key_env", "api_key_file", "events", "replay", "tokenizer")
-        update = {**dict.fromkeys(keys), "launch": launch.model_copy(update=emulated)}
+        update = {
+            **dict.fromkeys(keys),
+            "launch": launch.model_copy(update=emulated),
+            "cost_file": emulation.cost_file(engine.cost_file),
+        }
         engines.append(engine.model_copy(update=update))
     result = config.model_copy(update={"engines": tuple(engines)})
     for problem in check(result):

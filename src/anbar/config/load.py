@@ -244,6 +244,8 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
         update: dict[str, Any] = {}
         if engine.api_key_file is not None:
             update["api_key_file"] = place(engine.api_key_file)
+        if engine.cost_file is not None:
+            update["cost_file"] = place(engine.cost_file)
         if engine.tokenizer is not None and _looks_like_path(engine.tokenizer):
             update["tokenizer"] = str(place(Path(engine.tokenizer)))
         if engine.launch is not None and _looks_like_path(engine.launch.model):

@@ -263,6 +263,11 @@ class EngineConfig(_Model):
     """Directory (or hub name) of the engine's tokenizer. null: the model's own directory when the engine
     names one that exists on this machine, else the engine is asked to tokenize."""
 
+    cost_file: NamedPath | None = None
+    """What this type of engine costs, as `anbar calibrate` measured it: where the router begins to learn, and
+    what an emulated engine in its place takes. null: the router begins with figures between a laptop's and a
+    GPU's, which a few requests correct."""
+
 
 class StoreConfig(_Model):
     """The shared store: one per stack, the same for all engines."""

@@ -154,6 +154,8 @@ def router_config(
             attached = {"name": slot.id, "url": slot.url, "events": slot.events, "replay": slot.replay}
             if slot.model.startswith("/"):
                 attached["tokenizer"] = slot.model
+            if engine.cost_file is not None:
+                attached["cost_file"] = str(engine.cost_file)
             engines.append(attached)
     cache = config.cache.model_dump(mode="json")
     cache["store"] = store_settings(config.cache.store, state_dir)

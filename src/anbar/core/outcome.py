@@ -166,6 +166,19 @@ Emit = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
+class CostGauges:
+    """What the router has learned of one engine's speed, in seconds."""
+
+    overhead_s: float = 0.0
+    s_per_token: float = 0.0
+    s_per_token2: float = 0.0
+    mean_error: float = 0.0
+    """Of predictions of the time to first token, as a share of them."""
+    host_s_per_token: float = 0.0
+    shared_s_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineGauges:
     """The state of one engine at the moment of looking."""
 
@@ -183,6 +196,7 @@ class EngineGauges:
     """Age of the last KV batch when it was taken in, by the engine's clock."""
     breaker: str = "closed"
     """State of the engine's circuit breaker."""
+    costs: CostGauges = CostGauges()
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,3 +100,23 @@ def test_origins_of_swapped_values(tmp_path: Path) -> None:
     assert after.origins["router.port"] == "default"
     assert AnbarConfig.model_validate(after.config.model_dump(mode="json")) == after.config
     assert set(after.origins) == set(loaded.origins)
+
+
+@pytest.mark.parametrize(
+    ("emulation", "argument", "expected"),
+    [
+        (Emulation(), "/own.json", "/own.json"),
+        (Emulation(cost="/c.json"), "/c.json", "/c.json"),
+        (Emulation(cost="none"), "none", None),
+        (Emulation(speed=10.0), "/own.json", None),
+    ],
+)
+def test_a_cost_file_is_what_the_emulated_engine_takes(
+    emulation: Emulation, argument: str, expected: str | None
+) -> None:
+    """An entry's cost file sets the pace of the engine in its place, unless the command line names another;
+    and the router expects what will be, or nothing where no file says."""
+    (engine,) = swapped({**ATTACHED, "cost_file": "/own.json"}, emulation=emulation).config.engines
+    assert engine.launch is not None
+    assert engine.launch.args[engine.launch.args.index("--cost") + 1] == argument
+    assert engine.cost_file == (Path(expected) if expected else None)

@@ -45,6 +45,7 @@ engines:
     url: http://10.0.0.5:8000
     events: tcp://10.0.0.5:5557
     api_key_file: key
+    cost_file: gpu.cost.json
 cache: {mode: native, host_bytes: 512MiB, store: {path: /var/store}}
 router:
   policy: round_robin
@@ -60,10 +61,11 @@ def test_origins_and_paths(tmp_path: Path) -> None:
     assert config.engines[0].launch.dtype is Dtype.FLOAT32
     assert config.engines[0].launch.model == str(tmp_path / "models/x")
     assert config.engines[1].api_key_file == tmp_path / "key"
+    assert config.engines[1].cost_file == tmp_path / "gpu.cost.json"
     assert config.cache.host_bytes == 512 * 1024**2
-    assert loaded.origins["router.policy"] == f"{path}:11"
+    assert loaded.origins["router.policy"] == f"{path}:12"
     assert loaded.origins["engines[1].events"] == f"{path}:7"
-    assert loaded.origins["cache.mode"] == f"{path}:9"
+    assert loaded.origins["cache.mode"] == f"{path}:10"
     assert loaded.origins["router.port"] == "default"
 
 

@@ -235,7 +235,7 @@ def test_router_file_is_an_ordinary_configuration() -> None:
     config = AnbarConfig.model_validate(
         {
             "engines": [
-                {"name": "small", "launch": {"count": 2}},
+                {"name": "small", "launch": {"count": 2}, "cost_file": "/costs/small.json"},
                 {"name": "gpu", "url": "http://10.0.0.5:8000", "api_key_env": "KEY"},
             ],
             "router": {"port": 9000},
@@ -249,6 +249,7 @@ def test_router_file_is_an_ordinary_configuration() -> None:
     assert again.engines[0].events == "ipc:///tmp/anbar-up-x/small-0.kv"
     assert again.engines[1].replay == "ipc:///tmp/anbar-up-x/small-1.replay"
     assert again.engines[0].tokenizer == "/models/smollm2"
+    assert [str(engine.cost_file) for engine in again.engines[:2]] == ["/costs/small.json"] * 2
     assert again.engines[2] == config.engines[1]
     assert again.router == config.router
     assert again.cache.store.path == Path("/state/store")

@@ -18,10 +18,11 @@ from anbar.adapters.http.server import HttpServer
 from anbar.adapters.http.upstream import Endpoint as Address
 from anbar.adapters.http.upstream import UpstreamPool
 from anbar.apps.router.caches import Caches
-from anbar.apps.router.engine import PREFILL_PRIOR, Engine, EngineFacts, Fleet
+from anbar.apps.router.engine import Engine, EngineFacts, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
+from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.standing import Standing
 from anbar.config.models import ExplainConfig

@@ -13,6 +13,7 @@ from anbar.core.ids import EngineId, RequestId
 from anbar.core.outcome import (
     AttemptFailed,
     AttemptFailure,
+    CostGauges,
     EngineGauges,
     EngineStateChanged,
     Event,
@@ -45,8 +46,9 @@ FINISHED = RequestFinished(
     mean_gap_s=0.02,
     max_gap_s=0.3,
 )
+COSTS = CostGauges(0.01, 2e-4, 3e-9, 0.2, 4e-5, 5e-5)
 GAUGES = FleetGauges(
-    engines=(EngineGauges(E0, EngineState.READY, 1, 20, 3, 4, 5, True, 6, 0.5),),
+    engines=(EngineGauges(E0, EngineState.READY, 1, 20, 3, 4, 5, True, 6, 0.5, costs=COSTS),),
     num_index_blocks=7,
     num_index_parked=8,
     num_index_orphans=9,
@@ -138,6 +140,8 @@ def test_gauges_are_read_when_asked() -> None:
     assert found["anbar_router_queued_prefill_tokens{engine=e0}"] == 20
     assert found["anbar_router_decoding_requests{engine=e0}"] == 3
     assert found["anbar_router_stale_connections_total{engine=e0}"] == 5
+    assert found["anbar_router_prefill_seconds_per_token{engine=e0}"] == 2e-4
+    assert found["anbar_router_shared_load_seconds_per_token{engine=e0}"] == 5e-5
     assert found["anbar_router_engine_state{engine=e0,state=ready}"] == 1
     assert found["anbar_router_engine_state{engine=e0,state=unhealthy}"] == 0
     assert found["anbar_router_index_blocks{}"] == 7

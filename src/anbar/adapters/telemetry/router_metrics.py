@@ -45,6 +45,13 @@ ENGINE_GAUGES = {
     "anbar_router_kv_stream_connected": "1 while KV events of the engine are followed without a gap.",
     "anbar_router_kv_stream_sequence": "Sequence number of the last KV batch taken in; -1 before the first.",
     "anbar_router_kv_stream_lag_seconds": "Age of the last KV batch when it was taken in.",
+    "anbar_router_prefill_overhead_seconds": "Learned: what a prompt takes beside its tokens.",
+    "anbar_router_prefill_seconds_per_token": "Learned: linear part of computing a prompt.",
+    "anbar_router_prefill_seconds_per_token_squared": "Learned: quadratic part of computing a prompt.",
+    "anbar_router_prefill_mean_error_ratio": "How far predictions of the last requests' time to first token "
+    "were off, as a share of them.",
+    "anbar_router_host_load_seconds_per_token": "Learned: loading a token's KV from host memory.",
+    "anbar_router_shared_load_seconds_per_token": "Learned: loading a token's KV from the shared store.",
 }
 FLEET_GAUGES = {
     "anbar_router_index_blocks": "Distinct KV blocks that the prefix index knows.",
@@ -102,6 +109,12 @@ class _FleetCollector(Collector):
                 engine.kv_connected,
                 engine.kv_seq,
                 engine.kv_lag_s,
+                engine.costs.overhead_s,
+                engine.costs.s_per_token,
+                engine.costs.s_per_token2,
+                engine.costs.mean_error,
+                engine.costs.host_s_per_token,
+                engine.costs.shared_s_per_token,
             )
             for family, value in zip(gauges.values(), values, strict=True):
                 family.add_metric((engine.engine,), float(value))

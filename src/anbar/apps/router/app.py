@@ -20,20 +20,22 @@ from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
 from anbar.apps.router.build import attach, attached, cache_setup, retry_budget, server_limits
 from anbar.apps.router.caches import Caches
+from anbar.apps.router.cost_page import cost_gauges
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
-from anbar.apps.router.engine import PREFILL_PRIOR, Engine, Fleet
+from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.monitor import Monitor, MonitorParts
+from anbar.apps.router.priors import Priors
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.standing import Standing
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import CostGroup, Placements, PrefixIndex, PromptChains, ResidencyLimits, make_policy
+from anbar.route import Placements, PrefixIndex, PromptChains, ResidencyLimits, make_policy
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -57,8 +59,8 @@ class Router:
         clock = SystemClock()
         self._log = EventLog(sink, time.time, _soon)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
-        alike = CostGroup(PREFILL_PRIOR)
-        self.fleet = Fleet([attach(e, router, environ, alike, self.emit) for e in config.engines])
+        priors = Priors()
+        self.fleet = Fleet([attach(e, router, environ, priors, self.emit) for e in config.engines])
         chains = PromptChains()
         self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
         caches = Caches(self.index, Placements(chains=chains), clock)
@@ -183,6 +185,7 @@ def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
         kv_seq=engine.kv.seq,
         kv_lag_s=engine.kv.lag_s,
         breaker=engine.breaker.state.value,
+        costs=cost_gauges(engine.costs),
     )
 
 

@@ -9,13 +9,13 @@ from anbar.apps.engine_key import engine_key
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.health import Health
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
+from anbar.apps.router.priors import Priors
 from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
 from anbar.config.render import store_settings
 from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import BreakerChanged, Emit, EngineStateChanged
-from anbar.route import CostGroup
 from anbar.route.breaker import Breaker, BreakerConfig
 from anbar.route.retry_budget import RetryBudget, RetryConfig
 
@@ -53,9 +53,9 @@ def retry_budget(router: RouterConfig) -> RetryBudget:
 
 
 def attach(
-    engine: EngineConfig, router: RouterConfig, environ: Mapping[str, str], alike: CostGroup, emit: Emit
+    engine: EngineConfig, router: RouterConfig, environ: Mapping[str, str], priors: Priors, emit: Emit
 ) -> Engine:
-    """An engine as the configuration has it, not looked at yet; expected to be like the others of `alike`.
+    """An engine as the configuration has it, not looked at yet.
 
     Raises ConfigError.
     """
@@ -75,7 +75,7 @@ def attach(
         pool=UpstreamPool(parse_endpoint(engine.url), upstream_limits(router)),
         auth=_auth(engine, environ),
         health=Health(changed),
-        costs=alike.join(),
+        costs=priors.costs(engine.cost_file, f"engines: {engine.name!r}: cost_file"),
         breaker=breaker(router, engine_id, emit),
     )
 

@@ -9,6 +9,7 @@ from anbar import __version__
 from anbar.adapters.http.message import Answer, error_answer, json_answer
 from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
+from anbar.apps.router.cost_page import costs_page
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.failures import internal
@@ -152,7 +153,7 @@ class Endpoints:
 
 
 def _describe(engine: Engine) -> dict[str, object]:
-    load, kv, cost = engine.load, engine.kv, engine.costs.prefill
+    load, kv = engine.load, engine.kv
     return {
         "id": engine.id,
         "url": engine.url,
@@ -169,7 +170,7 @@ def _describe(engine: Engine) -> dict[str, object]:
         "in_flight": load.num_in_flight,
         "queued_prefill_tokens": load.queued_prefill_tokens,
         "decoding": load.num_decoding,
-        "prefill_s_per_token": cost.a_s_per_token,
+        "costs": costs_page(engine.costs),
         "kv_events": {
             "address": kv.address,
             "connected": kv.status.connected,

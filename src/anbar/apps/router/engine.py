@@ -10,15 +10,10 @@ from anbar.adapters.vllm.kv_events import KvStreamStatus
 from anbar.adapters.vllm.probe import ServedModel
 from anbar.apps.router.health import Health
 from anbar.apps.router.load import EngineLoad
-from anbar.core.cost import PrefillCost
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
 from anbar.route import EngineCosts, EngineProfile
 from anbar.route.breaker import Breaker
-
-PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=2e-9, overhead_s=0.005)
-"""Without a cost file. 10,000 tokens a second: between a laptop's CPU and a large GPU; a few requests correct
-it. Attention as costly as the rest at 25,000 tokens before, half of a prompt of 50,000: an 8B model."""
 
 
 @dataclass(frozen=True, slots=True)

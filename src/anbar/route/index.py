@@ -15,7 +15,7 @@ Engines are grouped by what makes their hashes comparable (fingerprint, model, b
 `Residency`. Not thread-safe: the router's event loop owns it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from anbar.core.blocks import event_extra, extend_many, root
@@ -28,6 +28,7 @@ from anbar.route.match import Needs, Run, match_prefix
 from anbar.route.profile import EngineProfile
 from anbar.route.residency import Residency, ResidencyLimits, Room, hash_key
 from anbar.route.slots import Place, Slots
+from anbar.route.snapshot import VERSION, EngineSnapshot, HeldPlace, decode, encode, held
 
 SpaceKey = tuple[str, str, int]
 """Fingerprint (or an engine's own name), model, block size."""
@@ -187,6 +188,64 @@ class PrefixIndex:
             slots |= member.space.slots.mask(owner, (Tier.SHARED,))
         beyond = self._chain(query, member)[num_cached // member.profile.block_size :]
         return member.space.residency.refute(beyond, slots)
+
+    def snapshot(self, engine: EngineId) -> bytes:
+        """What is believed of an engine's tiers and of the stores it reads, for another router's `restore`;
+        raises KeyError for an engine that is not attached. Takes a few milliseconds for a million blocks."""
+        member = self._members[engine]
+        residency, slots = member.space.residency, member.space.slots
+        places = [entry for holder in (engine, *sorted(member.profile.stores)) for entry in slots.of(holder)]
+        mask = 0
+        for _, _, slot in places:
+            mask |= 1 << slot
+        keys, chains, rows = residency.rows_in(mask)
+        held_places = []
+        for (holder, tier, group), epoch, slot in places:
+            blocks, copies = residency.within(rows, slot)
+            age = self._epoch - epoch if tier is Tier.SHARED else 0
+            owner = "" if holder == engine else holder
+            packed = blocks.astype("<u4").tobytes()
+            held_places.append(HeldPlace(owner, tier, group, age, packed, copies))
+        profile = member.profile
+        return encode(
+            EngineSnapshot(
+                version=VERSION,
+                model=profile.model,
+                block_size=profile.block_size,
+                fingerprint=profile.fingerprint,
+                groups=sorted(member.groups),
+                keys=keys.astype("<u8").tobytes(),
+                chains=chains.astype("<u8").tobytes(),
+                places=held_places,
+            )
+        )
+
+    def restore(self, engine: EngineId, data: bytes, now_s: float) -> Iterator[None]:
+        """Believe of an attached engine what another router believed of it, and nothing else. Yields now and
+        then, so that the caller can let others run; no event of this engine may be applied meanwhile. Ends
+        early if the engine is detached. Raises WireError, before anything has changed, if `data` does not
+        fit the engine."""
+        member = self._members[engine]
+        snapshot = decode(data, member.profile)
+        self._expire(now_s)
+        self.forget(engine)
+        member.groups.update(snapshot.groups)
+        for place in snapshot.places:
+            if place.owner and place.owner not in member.profile.stores:
+                continue
+            where = (place.owner or engine, place.tier, place.group)
+            # An epoch older than it says: a clock's steps differ from router to router.
+            epoch = self._epoch - place.age - 1 if place.tier is Tier.SHARED else 0
+            if place.tier is Tier.SHARED and epoch <= self._epoch - HINT_EPOCHS:
+                continue
+            for blocks in held(snapshot, place):
+                if self._members.get(engine) is not member:
+                    return
+                slot = member.space.slots.slot(where, epoch)
+                bits = member.space.slots.bits(where)
+                for block in blocks:
+                    member.space.residency.restore(block.key, block.chain, slot, block.copies, bits)
+                yield
 
     def stats(self) -> IndexStats:
         """A snapshot; sizes are summed over all groups of engines."""

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from anbar.core.ids import ChainHash, EngineHash
 from anbar.route.masks import EMPTY, Masks
 from anbar.route.match import Run, runs_of
-from anbar.route.rows import NONE, BlockRows
+from anbar.route.rows import NONE, BlockRows, Hashes
 
 HashKey = int
 """The low 64 bits of an engine's block hash."""
@@ -201,6 +202,40 @@ class Residency:
             for row in (found + first).tolist():
                 self._tidy(row)
             max_rows -= len(found) + _SWEEP_SLICE // SWEEP_ROWS
+
+    def rows_in(self, slots: int) -> tuple[Hashes, Hashes, npt.NDArray[np.int64]]:
+        """The blocks that have one of `slots`, as the keys of all, the chains of those that have one, which
+        come first, and their rows, good until something changes."""
+        if not len(self._rows):
+            none = np.empty(0, np.uint64)
+            return none, none, np.empty(0, np.int64)
+        marks = self._rows.marks_view(0, self._rows.num_allocated)
+        found = np.flatnonzero(np.isin(marks, list(self._masks.containing(slots))))
+        rows, num_named = self._rows.named_first(found)
+        keys, chains = (np.frombuffer(column, np.uint64) for column in (self._rows.keys, self._rows.chains))
+        return keys[rows], chains[rows[:num_named]], rows
+
+    def within(self, rows: npt.NDArray[np.int64], slot: int) -> tuple[npt.NDArray[np.int64], dict[int, int]]:
+        """Which of `rows` have `slot`, as indices into them, and index → copies beyond the first."""
+        if not len(rows):
+            return rows, {}
+        marks = self._rows.marks_view(0, self._rows.num_allocated)[rows]
+        indices = np.flatnonzero(np.isin(marks, list(self._masks.containing(1 << slot))))
+        copies = self._copies.get(slot, {})
+        at = {row: index for index, row in enumerate(rows.tolist()) if row in copies} if copies else {}
+        return indices, {at[row]: count for row, count in copies.items()}
+
+    def restore(self, key: HashKey, chain: ChainHash | None, slot: int, copies: int, place: int) -> None:
+        """A block in `slot`, as a snapshot has it, unless it is in a slot of the mask `place` already."""
+        row = self._find_or_park(key) if chain is None else self._learn(key, chain)
+        if row < 0:
+            return
+        mask = self._masks[self._rows.marks[row]]
+        if mask & place:
+            return
+        self._set(row, mask | 1 << slot)
+        if copies:
+            self._copies.setdefault(slot, {})[row] = copies
 
     def release(self) -> None:
         """Give back the room taken; the residency is of no more use."""

@@ -29,7 +29,8 @@ class LinearHash:
     def __init__(self, hashes: "array[int]") -> None:
         self._hashes = hashes
         self._heads = array("i", [NONE]) * _FIRST_BUCKETS
-        self._nexts = array("i")
+        self.links = array("i")
+        """row → the next one of its bucket, or NONE; `_UNLINKED` for a row that is in none."""
         self._low = _FIRST_BUCKETS
         """A power of two; the buckets from it on are split off those below: `low <= len(heads) < 2 * low`."""
         self._num_linked = 0
@@ -39,10 +40,10 @@ class LinearHash:
 
     def grow(self) -> None:
         """A row was added to the column; it is not linked."""
-        self._nexts.append(_UNLINKED)
+        self.links.append(_UNLINKED)
 
     def is_linked(self, row: int) -> bool:
-        return self._nexts[row] != _UNLINKED
+        return self.links[row] != _UNLINKED
 
     def find(self, value: int) -> int:
         """The row of a value, or NONE."""
@@ -52,22 +53,22 @@ class LinearHash:
             bucket -= self._low
         row = heads[bucket]
         while row >= 0 and self._hashes[row] != value:
-            row = self._nexts[row]
+            row = self.links[row]
         return row
 
     def link(self, row: int) -> None:
         """Make a row be found by its value, which no other linked row has."""
-        assert self._nexts[row] == _UNLINKED, "the row is linked"
+        assert self.links[row] == _UNLINKED, "the row is linked"
         self._num_linked += 1
         if self._num_linked > len(self._heads):
             self._split()
         bucket = self._bucket(self._hashes[row])
-        self._nexts[row] = self._heads[bucket]
+        self.links[row] = self._heads[bucket]
         self._heads[bucket] = row
 
     def unlink(self, row: int) -> None:
         """Make a linked row be found no more."""
-        nexts = self._nexts
+        nexts = self.links
         bucket = self._bucket(self._hashes[row])
         at = self._heads[bucket]
         if at == row:
@@ -81,7 +82,7 @@ class LinearHash:
 
     def find_many(self, values: Hashes) -> npt.NDArray[np.int64]:
         """The row of each value, NONE for those that are not there."""
-        heads, nexts = np.frombuffer(self._heads, np.int32), np.frombuffer(self._nexts, np.int32)
+        heads, nexts = np.frombuffer(self._heads, np.int32), np.frombuffer(self.links, np.int32)
         hashes = np.frombuffer(self._hashes, np.uint64)
         buckets = (values & np.uint64(2 * self._low - 1)).astype(np.int64)
         buckets[buckets >= len(heads)] -= self._low
@@ -102,8 +103,8 @@ class LinearHash:
                 assert row not in seen, "a row is linked twice"
                 seen.add(row)
                 assert self._bucket(self._hashes[row]) == bucket, "a row is in a wrong bucket"
-                row = self._nexts[row]  # noqa: PLW2901
-        linked = {row for row in range(len(self._nexts)) if self.is_linked(row)}
+                row = self.links[row]  # noqa: PLW2901
+        linked = {row for row in range(len(self.links)) if self.is_linked(row)}
         assert seen == linked, "a row says that it is linked, and is not"
         assert len(seen) == self._num_linked
         assert len({self._hashes[row] for row in seen}) == len(seen), "two rows have one value"
@@ -114,7 +115,7 @@ class LinearHash:
 
     def _split(self) -> None:
         """Add a bucket; the rows that belong there are in the one bucket `low` below it."""
-        hashes, nexts = self._hashes, self._nexts
+        hashes, nexts = self._hashes, self.links
         new = len(self._heads)
         wide = 2 * self._low - 1
         row = self._heads[new - self._low]
@@ -191,6 +192,11 @@ class BlockRows:
         """The marks of rows `first`..`last` (exclusive) as they are in memory. Must be let go before a row is
         added."""
         return np.frombuffer(self.marks, np.uint32)[first:last]
+
+    def named_first(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+        """The same rows, those that have a chain before the others, and how many these are."""
+        named = np.frombuffer(self.by_chain.links, np.int32)[rows] != _UNLINKED
+        return np.concatenate((rows[named], rows[~named])), int(named.sum())
 
     def rows(self) -> Iterator[int]:
         """The rows in use; for tests, it walks everything."""

@@ -48,9 +48,14 @@ class Slots:
                 mask |= bits
         return mask
 
-    def places(self, holder: str) -> list[tuple[Place, int]]:
-        """All places of a holder with their masks."""
-        return [(place, bits) for place, bits in self._masks.items() if place[0] == holder]
+    def of(self, holder: str) -> list[tuple[Place, int, int]]:
+        """All places of a holder with epoch and slot."""
+        return [
+            (place, epoch, slot)
+            for place, epochs in self._slots.items()
+            if place[0] == holder
+            for epoch, slot in epochs.items()
+        ]
 
     def ended(self, tier: Tier, first_epoch: int) -> int:
         """Take back the slots of epochs before `first_epoch` on a tier; their mask, to be cleared."""

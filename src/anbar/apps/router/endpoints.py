@@ -11,11 +11,14 @@ from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.cost_page import costs_page
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.engine_admin import PREFIX as ENGINES
+from anbar.apps.router.engine_admin import EngineAdmin
 from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.failures import internal
 from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.local import must_be_local
+from anbar.apps.router.readiness import ready_page
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -59,6 +62,7 @@ class Endpoints:
 
     def __init__(self, parts: EndpointParts) -> None:
         self._parts = parts
+        self._engine_admin = EngineAdmin(parts.fleet, parts.emit)
         self._routed = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
         self._answered: dict[bytes, Callable[[Exchange], Answer]] = {
             b"/v1/models": self._models,
@@ -89,6 +93,8 @@ class Endpoints:
         exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
 
     def _answer(self, exchange: Exchange, path: bytes, routed: Endpoint | None) -> Answer:
+        if path.startswith(ENGINES):
+            return self._engine_admin.answer(exchange.request)
         answered = self._answered.get(path)
         if answered is None and path.startswith(_MODEL) and path != _MODEL:
             answered = self._model
@@ -130,13 +136,7 @@ class Endpoints:
         return json_answer(200, {"status": "alive"})
 
     def _ready(self, exchange: Exchange) -> Answer:
-        if self._parts.state.life is Life.DRAINING:
-            return json_answer(503, {"ready": False, "reason": "draining"})
-        ready = [engine.id for engine in self._parts.fleet.ready()]
-        if ready:
-            return json_answer(200, {"ready": True, "engines": ready})
-        states = [f"{e.id} is {e.health.state.value}: {e.health.reason}" for e in self._parts.fleet]
-        return json_answer(503, {"ready": False, "reason": "no engine is ready", "engines": states})
+        return ready_page(self._parts.fleet, self._parts.state.life is Life.DRAINING)
 
     def _metrics(self, exchange: Exchange) -> Answer:
         return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))

@@ -1,0 +1,114 @@
+"""When /ready is green, and what it says of each model."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scripted import engine_at
+from tests.ports import free_port
+
+from anbar.adapters.http.message import Request
+from anbar.apps.router.engine import Engine, EngineFacts, Fleet
+from anbar.apps.router.engine_admin import EngineAdmin
+from anbar.apps.router.readiness import ready_page
+from anbar.core.errors import RequestError
+from anbar.core.fleet import EngineState
+from anbar.core.outcome import EngineStateChanged, Event
+from anbar.route.breaker import Signal
+
+
+def engine(name: str, *models: str) -> Engine:
+    made = engine_at(free_port(), name)
+    made.facts = replace(made.facts, names=frozenset(models))
+    return made
+
+
+def page(*engines: Engine, draining: bool = False) -> tuple[int, dict[str, Any]]:
+    answer = ready_page(Fleet(engines), draining)
+    return answer.status, json.loads(answer.body)
+
+
+def test_each_model_needs_an_engine() -> None:
+    """Two models: red when the only engine of one is down, though the other is served, and back."""
+    a, b, c = engine("a", "m", "n"), engine("b", "m"), engine("c", "m")
+    assert page(a, b, c)[0] == 200
+    c.health.connection_failed("gone")
+    assert page(a, b, c)[1]["models"]["m"] == {"routable": ["a", "b"], "others": {"c": "unhealthy: gone"}}
+    a.health.connection_failed("refused")
+    status, found = page(a, b, c)
+    assert (status, found["ready"], found["reason"]) == (503, False, "no engine is ready for n")
+    assert found["models"]["n"] == {"routable": [], "others": {"a": "unhealthy: refused"}}
+    a.health.probe_succeeded()
+    assert page(a, b, c)[0] == 200
+
+
+def test_engines_that_never_answered_make_nobody_wait() -> None:
+    """One engine is up, another was never seen: green; with none that was ever seen: red, and why."""
+    never = engine("never")
+    never.facts = EngineFacts()
+    never.health.state, never.health.reason = EngineState.STARTING, "refused"
+    assert page(engine("a", "m"), never)[0] == 200
+    status, found = page(never)
+    assert (status, found["reason"]) == (503, "no engine is ready")
+    assert found["others"] == {"never": "starting: refused"}
+
+
+def test_open_breaker_is_not_ready_and_a_half_open_one_is() -> None:
+    """An engine that failed too often cannot be relied on; once a probe half-opened it, it gets traffic."""
+    a = engine("a", "m")
+    a.breaker.end(a.breaker.begin(), Signal.STALLED, 0.0)
+    status, found = page(a)
+    assert status == 503
+    assert "failed too often" in found["models"]["m"]["others"]["a"]
+    a.breaker.probed(1.0)
+    assert page(a)[0] == 200
+
+
+def test_draining_is_red() -> None:
+    """The router drains, or its only engine does."""
+    a = engine("a", "m")
+    assert page(a, draining=True)[1]["reason"] == "draining"
+    a.draining = True
+    assert page(a)[1]["models"]["m"]["others"] == {"a": "draining"}
+
+
+def call(admin: EngineAdmin, target: bytes, *headers: tuple[bytes, bytes], method: bytes = b"POST") -> Any:
+    return json.loads(admin.answer(Request(method, target, headers, b"", peer_is_local=True)).body)
+
+
+def test_drain_and_undrain_are_told_once() -> None:
+    """Each call answers with the state; what changed is an event, what did not is none."""
+    events: list[Event] = []
+    a = engine("a", "m")
+    admin = EngineAdmin(Fleet([a]), events.append)
+    for _ in range(2):
+        assert call(admin, b"/admin/engines/a/drain") == {"id": "a", "state": "draining", "in_flight": 0}
+    assert call(admin, b"/admin/engines/a/undrain?x=1")["state"] == "ready"
+    assert [(e.before, e.after) for e in events if isinstance(e, EngineStateChanged)] == [
+        (EngineState.READY, EngineState.DRAINING),
+        (EngineState.DRAINING, EngineState.READY),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "status"),
+    [
+        (b"POST", b"/admin/engines/b/drain", (), 404),
+        (b"POST", b"/admin/engines/a/burn", (), 404),
+        (b"POST", b"/admin/engines/a/drain/x", (), 404),
+        (b"POST", b"/admin/engines/", (), 404),
+        (b"GET", b"/admin/engines/a/drain", (), 405),
+        (b"POST", b"/admin/engines/a/drain", ((b"origin", b"http://localhost:1"),), 403),
+        (b"POST", b"/admin/engines/a/drain", ((b"host", b"evil.example"),), 403),
+    ],
+)
+def test_refusals(
+    method: bytes, target: bytes, headers: tuple[tuple[bytes, bytes], ...], status: int
+) -> None:
+    """Unknown engines and calls, GET, web pages and strangers change nothing."""
+    a = engine("a", "m")
+    with pytest.raises(RequestError) as caught:
+        call(EngineAdmin(Fleet([a]), lambda event: None), target, *headers, method=method)
+    assert caught.value.status == status
+    assert not a.draining

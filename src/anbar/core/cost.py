@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class PrefillWork:
+
+class PrefillWork(msgspec.Struct, frozen=True):
     """What there is to compute of prompts. For tokens m..L of one: L - m `tokens` and L^2 - m^2 `pairs`."""
 
     tokens: int = 0
@@ -28,8 +29,7 @@ class PrefillWork:
 NO_WORK = PrefillWork()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCost:
+class PrefillCost(msgspec.Struct, frozen=True):
     """Time to compute prompt tokens m..L: `overhead + a*(L-m) + b*(L^2-m^2)`.
 
     The quadratic term is attention: token i attends to i predecessors.
@@ -64,8 +64,7 @@ class TierCost:
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCost:
+class LoadCost(msgspec.Struct, frozen=True):
     """Time to bring tokens' KV from a tier to one engine's device: `latency + s_per_token * tokens`."""
 
     s_per_token: float

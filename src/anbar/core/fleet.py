@@ -1,8 +1,9 @@
 """The fleet as a frozen value: what the router knows of each engine at the moment it decides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 from anbar.core.cost import LoadCost, PrefillCost, PrefillWork
 from anbar.core.events import Tier
@@ -21,8 +22,7 @@ class EngineState(Enum):
     """It serves, and gets nothing now: it asked for a pause, or failed too often."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineView:
+class EngineView(msgspec.Struct, frozen=True):
     """One engine: `models` are the names it serves; `queued_prefill_tokens` and `queued_prefill_pairs` the
     work of prompts that were sent to it and are not computed, of which `prefill_done_s` seconds are done;
     `num_decoding` requests that it is generating for; `loads` what tiers cost, as far as that is known."""
@@ -38,7 +38,7 @@ class EngineView:
     num_in_flight: int = 0
     queued_prefill_pairs: int = 0
     prefill_done_s: float = 0.0
-    loads: Mapping[Tier, LoadCost] = field(default_factory=dict)
+    loads: Mapping[Tier, LoadCost] = msgspec.field(default_factory=dict)
 
     @property
     def wait_s(self) -> float:
@@ -47,8 +47,7 @@ class EngineView:
         return max(0.0, self.prefill.work_seconds(queued) - self.prefill_done_s)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True):
     """Tokens of a prompt's prefix that one engine would not compute, cumulatively by tier:
     `device` <= `host` <= `shared` (a tier continues where the one before ends).
 
@@ -67,8 +66,7 @@ class PrefixMatch:
         return self.shared
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True):
     """What the router expects of its choice, to be compared with what the engine reports."""
 
     match: PrefixMatch = PrefixMatch()
@@ -81,8 +79,7 @@ class Prediction:
         return self.wait_s + self.load_s + self.prefill_s
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """A decision: `fallbacks` are tried in order if `target` fails before its first byte."""
 
     target: EngineId

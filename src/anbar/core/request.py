@@ -1,6 +1,6 @@
 """A client's request as the router's policies see it: no HTTP, no text."""
 
-from dataclasses import dataclass
+import msgspec
 
 from anbar.core.ids import RequestId
 
@@ -8,8 +8,7 @@ MAX_CHARS_PER_TOKEN = 256
 """No token of a real vocabulary stands for more text."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteQuery:
+class RouteQuery(msgspec.Struct, frozen=True):
     """What routing depends on.
 
     `token_ids` is empty when the request could not be tokenized: routing is then by load alone.

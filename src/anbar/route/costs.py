@@ -8,8 +8,9 @@ forgetting, between 0 (free) and 1 (no better than computing).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from anbar.core.cost import NO_WORK, LoadCost, PrefillCost, PrefillWork
 from anbar.core.events import Tier
@@ -19,8 +20,7 @@ from anbar.route.predict import LOAD_RATIO
 NO_LOADS: Mapping[Tier, LoadCost] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """What a finished request says of its engine."""
 
     own: PrefillWork
@@ -29,7 +29,7 @@ class Finished:
     """From when the engine began with the first of `queued` (or was sent it) to the first token."""
     queued: PrefillWork = NO_WORK
     """What was to compute before."""
-    loaded: Mapping[Tier, int] = field(default_factory=dict)
+    loaded: Mapping[Tier, int] = msgspec.field(default_factory=dict)
     """Tokens that came from each tier below the device."""
 
 
@@ -69,6 +69,8 @@ class CostGroup:
             for tier, ratio in LOAD_RATIO.items()
         }
         self.ratios = {tier: _Ratio(start) for tier, start in self._start.items()}
+        self.num_loads = 0
+        """Loads that any of the engines has taught."""
 
     def join(self) -> "EngineCosts":
         """The costs of one more engine."""
@@ -77,6 +79,7 @@ class CostGroup:
     def observe(self, tier: Tier, x: float, y: float) -> None:
         """A load by one of the engines."""
         self.ratios[tier].add(x, y, self._start[tier])
+        self.num_loads += 1
 
 
 class EngineCosts:
@@ -89,8 +92,9 @@ class EngineCosts:
         self._group = group
         self.learner: PrefillLearner = group.prefill.join()
         self._own = {tier: _Ratio(0.0) for tier in LOAD_RATIO}
-        self._key: tuple[object, ...] = ()
         self._loads: Mapping[Tier, LoadCost] = NO_LOADS
+        self._loads_of: tuple[PrefillCost, int] | None = None
+        """What `_loads` was made from: a look, which every request takes at every engine, costs nothing."""
 
     @property
     def prefill(self) -> PrefillCost:
@@ -100,14 +104,14 @@ class EngineCosts:
     @property
     def loads(self) -> Mapping[Tier, LoadCost]:
         """The present estimate, by tier."""
-        prefill, ratios = self.learner.cost, self._group.ratios
-        key = prefill, *(ratios[tier].value for tier in ratios), *(own.value for own in self._own.values())
-        if key != self._key:
-            self._key = key
+        prefill, group = self.learner.cost, self._group
+        made_of = self._loads_of
+        if made_of is None or made_of[0] is not prefill or made_of[1] != group.num_loads:
+            self._loads_of = prefill, group.num_loads
             self._loads = MappingProxyType(
                 {
-                    tier: LoadCost(self._ratio(tier) * prefill.a_s_per_token, self._group.latency_s[tier])
-                    for tier in ratios
+                    tier: LoadCost(self._ratio(tier) * prefill.a_s_per_token, group.latency_s[tier])
+                    for tier in group.ratios
                 }
             )
         return self._loads

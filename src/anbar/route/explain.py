@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from anbar.core.fleet import EngineView, Prediction, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
@@ -26,8 +28,7 @@ class Mode(Enum):
     """The prompt's tokens were not to be had, so nothing could be looked up: load alone decided."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """One choice with all it was made from. `route` is None when nothing could serve the request."""
 
     model: str

@@ -29,6 +29,8 @@ slower."""
 
 def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch) -> Prediction:
     """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix."""
+    if match.shared == match.device:  # mostly: nothing of it has to be loaded, and there is nothing to weigh
+        return _with(query, engine, engine.wait_s, match)
     options = [_with(query, engine, engine.wait_s, used) for used in _uses(match)]
     return min(options, key=lambda option: option.ttft_s)
 
@@ -78,6 +80,8 @@ def _with(query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatc
 
 
 def _load_s(engine: EngineView, tier: Tier, num_tokens: int) -> float:
+    if not num_tokens:
+        return 0.0
     cost = engine.loads.get(tier)
     if cost is None:
         return LOAD_RATIO[tier] * engine.prefill.a_s_per_token * num_tokens

@@ -9,13 +9,13 @@ is over, or when one that was sent later is answered.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from anbar.core.cost import PrefillWork
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuedPrompt:
+class QueuedPrompt(msgspec.Struct, frozen=True, eq=False):
     """One prompt on its way; equal to itself only."""
 
     work: PrefillWork

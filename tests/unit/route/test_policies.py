@@ -3,9 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -234,6 +234,6 @@ def test_among_equal_scores_the_device_holder_comes_first() -> None:
     """A short common beginning in a long prompt: a few percent of the score, but it need not be moved or kept
     twice, so its holder is chosen although the other engine is less busy and could load it."""
     matches = {EngineId("a"): PrefixMatch(20, 20, 20), EngineId("b"): PrefixMatch(0, 0, 20)}
-    views = [replace(view("a"), num_in_flight=1), view("b")]
+    views = [msgspec.structs.replace(view("a"), num_in_flight=1), view("b")]
     for seed in range(5):
         assert decide("predicted_ttft", views, matches, seed=seed).target == "a"

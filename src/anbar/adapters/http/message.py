@@ -1,7 +1,6 @@
 """Requests, headers and heads: pure values and functions, no sockets."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 
 import msgspec
@@ -32,8 +31,7 @@ _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in
 JSON_TYPE: Header = (b"content-type", b"application/json")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One complete request. `target` is the request target as sent, `path` its part before `?`."""
 
     method: bytes
@@ -54,8 +52,7 @@ class Request:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A complete answer that the router makes itself."""
 
     status: int

@@ -6,7 +6,6 @@ client's, byte for byte. Types are strict, as OpenAI's are: `"5"` is not a numbe
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar, cast
 
@@ -48,8 +47,7 @@ class ClientKv(Enum):
     ALLOW = "allow"
 
 
-@dataclass(frozen=True, slots=True)
-class ApiRequest:
+class ApiRequest(msgspec.Struct, frozen=True):
     """A request as far as routing goes. `body` is the whole of it, as JSON values; nobody may change it."""
 
     endpoint: Endpoint

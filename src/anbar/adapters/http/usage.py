@@ -1,7 +1,6 @@
 """What an engine says it reused, read from the end of its answer after the client has it."""
 
 import re
-from dataclasses import dataclass
 
 import msgspec
 
@@ -14,8 +13,7 @@ _OBJECT = re.compile(rb"\s*:\s*(?=\{)")
 _BRACE = re.compile(rb"[{}]")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens as the engine counted them. `cached_tokens` is None when it does not report them."""
 
     prompt_tokens: int

@@ -5,7 +5,8 @@ Bounded by number. Kept are records that requests have anyway: no text, no token
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from anbar.adapters.http.message import Header, Request
 from anbar.apps.router.local import is_local
@@ -20,8 +21,7 @@ MAX_HEADER_BYTES = 1024
 _HEADER = b"x-anbar-explain"
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """One routed request; `record` goes on changing while it runs."""
 
     record: Record

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.server import Exchange
@@ -50,8 +52,7 @@ _ENGINES_FAULT = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One request on its way to an engine."""
 
     exchange: Exchange

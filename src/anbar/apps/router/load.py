@@ -1,7 +1,8 @@
 """What an engine is busy with, counted so that no path can leak: a request holds its share in a `with`."""
 
-from dataclasses import dataclass
 from types import TracebackType
+
+import msgspec
 
 from anbar.core.clock import Clock
 from anbar.core.cost import NO_WORK, PrefillWork
@@ -13,8 +14,7 @@ from anbar.route.waiting import PrefillQueue, QueuedPrompt
 _NOTHING_PREDICTED = Prediction()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """One try of one request, as it was predicted."""
 
     num_tokens: int

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,8 +18,7 @@ REMOTE_TIMEOUT_S = 2.0
 """How long a request waits for an engine's /tokenize before it is routed by load alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """The ids of a prompt; none, with a `note` why, when they could not be had."""
 
     ids: tuple[int, ...]

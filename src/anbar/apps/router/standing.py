@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.core.clock import Clock

@@ -1,8 +1,9 @@
 """The default: the engine on which the first token is predicted soonest, everybody's delay counted."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
+
+import msgspec
 
 from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
@@ -18,8 +19,7 @@ TIE_S = 0.001
 """Scores within a millisecond of the best are equal: no client sees the difference."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
+class _Scored(msgspec.Struct, frozen=True):
     engine: EngineView
     prediction: Prediction
     score_s: float

@@ -1,25 +1,40 @@
-"""Token ids of short texts from those of their words.
+"""Token ids of texts from those of their words.
 
-Most of what a byte-level tokenizer takes goes into finding words, though it knows their tokens already. Where
-a single space stands between two other characters, its pattern always ends one word and begins the next, so
-that the tokens of a text are those of its pieces.
+Most of what a byte-level tokenizer takes goes into finding words, though it knows their tokens already. The
+patterns known here take white space only as the first character of a match or in a run of it (and ends of
+lines as the last characters), so that they always end one word and begin the next where such a run begins,
+or ends a line. So the tokens of a text are those of its pieces between such places.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol
 
-MAX_CHARS = 4096
-"""Longer texts are for the tokenizer itself, which lets other threads run meanwhile."""
-_MAX_WORD_CHARS = 32
-_MAX_WORDS = 32_768
-"""Some 10 MB."""
+from anbar.adapters.vllm.tokenizer_kind import Lines
 
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-_DIGITS = {"type": "Digits"}
-_two_spaces = re.compile(r"\s\s").search
-"""Python's spaces are those of the tokenizer's pattern and four more."""
+_MAX_WORD_CHARS = 48
+_MAX_WORDS = 65_536
+"""Some 16 MB."""
+_MAX_UNKNOWN_SHARE = 0.25
+"""With more words unknown than this, one call for the whole text is cheaper than one for each of them."""
+_NUM_LEARNT = 64
+"""Of so many unknown ones: learning them takes a fifth of the call for a long text."""
+
+# White space as the tokenizers' patterns have it: Python has four separators more. H: within a line.
+_S, _W, _H = r"[\S\x1c-\x1f]", r"[^\S\x1c-\x1f]", r"[^\S\r\n\x1c-\x1f]"
+_WORDS = {
+    # GPT-2's pattern takes white space only at the start of a match, whatever it is.
+    Lines.BEGIN_WORDS: re.compile(rf"{_W}*{_S}+|{_W}+"),
+    # The later ones take ends of lines behind punctuation, and slashes behind those.
+    Lines.END_WORDS: re.compile(rf"{_W}*[\r\n]|{_H}*{_S}+(?:{_W}*[\r\n](?=/){_S}+)*(?:{_W}*[\r\n])?|{_W}+"),
+}
+SAFE_CUT = {
+    Lines.BEGIN_WORDS: re.compile(rf"(?<={_S})(?={_W})"),
+    Lines.END_WORDS: re.compile(rf"(?<={_S})(?={_H})|(?<=\n)(?=[^\s/])"),
+}
+"""Places where a text may be cut; what is cut off is judged as a text of its own."""
 
 
 class Encoding(Protocol):
@@ -28,70 +43,57 @@ class Encoding(Protocol):
     @property
     def ids(self) -> list[int]: ...
 
+    @property
+    def special_tokens_mask(self) -> list[int]: ...
+
 
 class Backend(Protocol):
     """What is used of a `tokenizers.Tokenizer`."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool) -> Encoding: ...
 
-    def num_special_tokens_to_add(self, is_pair: bool) -> int: ...
 
-    def to_str(self) -> str: ...
+def packed(ids: Iterable[int]) -> bytes:
+    """Ids as 32-bit numbers in the machine's order, as they are kept."""
+    return array("I", ids).tobytes()
+
+
+def encoded(backend: Backend, text: str) -> bytes:
+    """The packed ids of a text, without those that the tokenizer puts around it."""
+    return packed(backend.encode(text, add_special_tokens=False).ids)
 
 
 class WordCache:
-    """The words that one tokenizer has seen."""
+    """The words that one tokenizer has seen. Threads may share it: at worst a word is learnt twice."""
+
+    def __init__(self, backend: Backend, lines: Lines) -> None:
+        self._backend = backend
+        self._find_words = _WORDS[lines].findall
+        self._known = _Words(backend)
+
+    def encode(self, text: str) -> bytes:
+        """The packed ids of `text`, without those that a tokenizer puts around it."""
+        words = self._find_words(text)
+        known = self._known
+        unknown = [word for word in words if word not in known]
+        if len(unknown) > max(1, _MAX_UNKNOWN_SHARE * len(words)):
+            for word in islice(unknown, _NUM_LEARNT):
+                known[word]
+            return encoded(self._backend, text)
+        return b"".join(map(known.__getitem__, words))
+
+
+class _Words(dict[str, bytes]):
+    """The ids of words; of one that is not there, the tokenizer's, to be kept unless it is long."""
 
     def __init__(self, backend: Backend) -> None:
+        super().__init__()
         self._backend = backend
-        self._known: dict[str, list[int]] = {}
-        """By words behind a space."""
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, without those that a tokenizer puts around it."""
-        if _two_spaces(text) is not None:
-            return self._encode(text)
-        first, *words = text.split(" ")
-        ids = self._encode(first)
-        known = self._known
-        for word in words:
-            found = known.get(word)
-            ids += self._learn(word) if found is None else found
-        return ids
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
-
-    def _learn(self, word: str) -> list[int]:
-        found = self._encode(" " + word)
+    def __missing__(self, word: str) -> bytes:
+        found = encoded(self._backend, word)
         if len(word) <= _MAX_WORD_CHARS:
-            if len(self._known) >= _MAX_WORDS:
-                self._known.clear()
-            self._known[word] = found
+            if len(self) >= _MAX_WORDS:
+                self.clear()
+            self[word] = found
         return found
-
-
-def has_words(backend: Backend) -> bool:
-    """Whether the tokenizer is of the kind that finds its words by GPT-2's pattern (perhaps each digit by
-    itself), and nothing before or beside that looks across them."""
-    about = json.loads(backend.to_str())
-    split = about["pre_tokenizer"] or {}
-    steps = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
-    if len(steps) > 1 and _is(steps[0], _DIGITS):
-        del steps[0]
-    model = about["model"]
-    return (
-        len(steps) == 1
-        and _is(steps[0], _BYTE_LEVEL)
-        and model["type"] == "BPE"
-        and not model.get("dropout")
-        and about["normalizer"] is about["truncation"] is about["padding"] is None
-        and not any(
-            token["lstrip"] or token["rstrip"] or re.search(r"\s", token["content"])
-            for token in about["added_tokens"]
-        )
-    )
-
-
-def _is(step: Mapping[str, object], kind: Mapping[str, object]) -> bool:
-    return all(step.get(name) == value for name, value in kind.items())

@@ -106,7 +106,7 @@ def load_text(directory: Path, max_model_len: int) -> ModelText:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         raise ConfigError(f"--model: {file} is not a tokenizer: {error}") from error
-    prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len, remembers_words=True))
+    prompts = load_tokenizer(directory, TokenizerOptions(max_model_len=max_model_len))
     config = _json(directory / "config.json")
     is_matryoshka = bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions"))
     spec = ModelSpec(_end_of_turn(directory, backend), _vocab_size(config), is_matryoshka)

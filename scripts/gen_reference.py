@@ -34,6 +34,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("cache", models.CacheConfig),
     ("cache.store", models.StoreConfig),
     ("router", models.RouterConfig),
+    ("router.session", models.SessionConfig),
+    ("router.prefix", models.PrefixConfig),
     ("router.explain", models.ExplainConfig),
 )
 

@@ -338,11 +338,44 @@ async def test_configured_tokenizer(tokenizer_dir: Path, socket_dir: Path) -> No
         assert not any("/tokenize" in engine.records.others for engine in stack.engines.values())
 
 
-@pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
+@pytest.mark.parametrize("policy", ["least_loaded", "round_robin", "random"])
 async def test_other_policies(tokenizer_dir: Path, socket_dir: Path, policy: str) -> None:
     """The policies for comparison serve as well, and say which they are."""
     async with running_stack(Setup(tokenizer_dir, socket_dir, router={"policy": policy})) as stack:
         answers = [await stack.complete(text_prompt("same")) for _ in range(4)]
         assert {answer.headers["x-anbar-policy"] for answer in answers} == {policy}
+        assert not any("x-anbar-cached-tokens-predicted" in answer.headers for answer in answers)
+        assert not any("x-anbar-degraded" in answer.headers for answer in answers)
         if policy == "round_robin":
             assert {answer.engine for answer in answers} == set(stack.engines)
+
+
+async def test_session_policy(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """Requests of one session, by header or by `user`, go to one engine, whatever they ask; sessions are
+    spread; without a session the least loaded engine is taken."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=3, router={"policy": "session"})
+    async with running_stack(setup) as stack:
+        homes = {}
+        for session in "abcdefgh":
+            body = completion(text_prompt(f"first {session}"), max_tokens=1)
+            asked = [await stack.post(COMPLETIONS, body, {"X-Session-Id": session}) for _ in range(2)]
+            asked.append(await stack.complete("x", max_tokens=1, user=session))
+            assert len({answer.engine for answer in asked}) == 1
+            homes[session] = asked[0].engine
+        assert set(homes.values()) == set(stack.engines)
+        held = await stack.at_once(["a", "b", "c"], max_tokens=1)
+        assert {answer.engine for answer in held} == set(stack.engines)
+
+
+async def test_prefix_policy_without_events(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """With engines that publish nothing, a prompt follows its beginning to where the router sent it before,
+    and what it was sent is predicted; a new prompt is not drawn along."""
+    router = {"policy": "prefix"}
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=3, router=router, engine={"events": None})
+    async with running_stack(setup) as stack:
+        for name in "abcdef":
+            first = await stack.complete(text_prompt(name))
+            for question in ("", " And then?"):
+                assert_hit(await stack.complete(text_prompt(name) + question), first.engine)
+        bursts = await stack.at_once([[50] * 400] * 4)
+        assert len({answer.engine for answer in bursts}) == 1

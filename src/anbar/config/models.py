@@ -153,6 +153,9 @@ class PolicyName(StrEnum):
     PREDICTED_TTFT = "predicted_ttft"
     LEAST_LOADED = "least_loaded"
     ROUND_ROBIN = "round_robin"
+    SESSION = "session"
+    PREFIX = "prefix"
+    RANDOM = "random"
 
 
 class ClientKvFields(StrEnum):
@@ -322,6 +325,33 @@ class ExplainConfig(_Model):
     stranger could use to find out what others asked. always, never: everybody, nobody."""
 
 
+class SessionConfig(_Model):
+    """What a session is, and how far `policy: session` goes to keep it together."""
+
+    header: Annotated[str, StringConstraints(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$")] = "x-session-id"
+    """Request header, in small letters, whose value names the session. Without it the body's `user` does.
+    Only a hash of the value is kept."""
+
+    bound: Annotated[float, Field(strict=True, ge=1, le=100)] = 1.5
+    """An engine with more than this times the mean of requests in flight, and more than 4, is passed over for
+    the session's next one."""
+
+
+class PrefixConfig(_Model):
+    """The policy `prefix`."""
+
+    min_match: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
+    """Share of a prompt that an engine must have been sent before to be chosen for it; with less the least
+    loaded engine gets it. 0.3 is the default of sglang-router and vllm-router."""
+
+    spill_ratio: Annotated[float, Field(strict=True, ge=1, le=100)] = 1.5
+    """An engine with more than this times the mean of requests in flight, and more above it than chance
+    explains, gets nothing for its cache."""
+
+    max_age_s: Seconds = 120.0
+    """Seconds that what was sent to an engine is believed to be in its cache, where no events tell."""
+
+
 class RouterConfig(_Model):
     """The one endpoint that clients talk to."""
 
@@ -333,7 +363,15 @@ class RouterConfig(_Model):
 
     policy: PolicyName = PolicyName.PREDICTED_TTFT
     """predicted_ttft: the engine predicted to answer first, given where the prefix is and how busy each is.
-    least_loaded, round_robin: without regard to the cache, for comparison."""
+    prefix: where the router sent the same beginning before, without any word from the engines. session: the
+    requests of one session to one engine. least_loaded, round_robin, random: without regard to the cache.
+    docs/policies has a page for each."""
+
+    session: SessionConfig = Field(default_factory=SessionConfig)
+    """Which requests belong together."""
+
+    prefix: PrefixConfig = Field(default_factory=PrefixConfig)
+    """For `policy: prefix`."""
 
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = 32 * 1024**2
     """Longest request body; more is refused with 413 before it is read."""

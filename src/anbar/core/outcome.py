@@ -71,7 +71,8 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     num_attempts: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    predicted_cached_tokens: int = 0
+    predicted_cached_tokens: int | None = None
+    """None: nothing was looked up, because the policy does not ask or the prompt was not tokenized."""
     reported_cached_tokens: int | None = None
     predicted_ttft_s: float = 0.0
     ttft_s: float | None = None

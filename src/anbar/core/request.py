@@ -13,6 +13,7 @@ class RouteQuery(msgspec.Struct, frozen=True):
 
     `token_ids` is empty when the request could not be tokenized: routing is then by load alone.
     `num_tokens` is the prompt's length in tokens (an estimate when `token_ids` is empty).
+    `session` is a digest of what the client calls its session, "" when it names none.
     """
 
     request_id: RequestId
@@ -21,3 +22,4 @@ class RouteQuery(msgspec.Struct, frozen=True):
     num_tokens: int
     lora: str | None = None
     cache_salt: str | None = None
+    session: str = ""

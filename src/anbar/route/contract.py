@@ -3,17 +3,31 @@
 What makes a class here a Policy
 --------------------------------
 - `decide` is synchronous, pure but for its random source, and never looks at a clock, a socket or a setting.
-- It never names an engine that the filters (`anbar.route.filters`) drop, neither as target nor as fallback.
+- It names every engine that the filters (`anbar.route.filters`) let through exactly once, as target or as
+  fallback, and no other; there is a prediction for each.
+- It serves also when there are no tokens and no matches, whatever its `sight`.
 - Equal inputs and an equal state of the random source give an equal decision.
 - `Route.reason` is one sentence that a person can read, with the numbers the choice was made from.
 """
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Protocol
 
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+
+
+class Sight(Enum):
+    """What a policy is shown of prompts and caches."""
+
+    NOTHING = "nothing"
+    """`decide` gets a query without token ids, and no matches; what it predicts of caches is nothing."""
+    PLACEMENTS = "placements"
+    """Token ids, and what this router itself sent to engines (`anbar.route.placements`)."""
+    CACHES = "caches"
+    """Token ids, and what engines tell of their caches (`anbar.route.index`), placements included."""
 
 
 class Policy(Protocol):
@@ -25,9 +39,8 @@ class Policy(Protocol):
         ...
 
     @property
-    def needs_tokens(self) -> bool:
-        """Whether it looks at a prompt's tokens or at what engines hold of them. If not, nobody computes
-        them: `decide` gets a query without ids, and no matches."""
+    def sight(self) -> Sight:
+        """What it looks at, so that nobody computes what it does not."""
         ...
 
     def decide(

@@ -16,6 +16,7 @@ from anbar.core.events import Tier
 from anbar.core.fleet import EngineState, EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.contract import Sight
 from anbar.route.policies import POLICIES, make_policy
 from anbar.route.predict import predict
 
@@ -115,9 +116,45 @@ def test_the_context_must_hold_the_prompt_and_one_token(name: str) -> None:
     assert len(decide(name, views, asked=unknown).fallbacks) == 1
 
 
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(views=VIEWS, session=st.sampled_from(["", "s"]))
+def test_every_policy_serves_without_tokens_and_matches(
+    name: str, views: list[EngineView], session: str
+) -> None:
+    """A prompt that could not be tokenized, or whose tokens the policy does not want, is served by any engine
+    that is able; nothing is predicted to be cached."""
+    asked = RouteQuery(query([]).request_id, "m", (), 5000, session=session)
+    able = [entry.id for entry in views if entry.state is EngineState.READY and "m" in entry.models]
+    if able:
+        route = decide(name, views, asked=asked)
+        assert sorted([route.target, *route.fallbacks]) == sorted(able)
+        assert all(prediction.match == PrefixMatch() for prediction in route.predictions.values())
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_has_its_name_and_says_what_it_looks_at(name: str) -> None:
+    """The name in the file is the name in headers; what a policy does not look at changes nothing."""
+    policy = make_policy(name, Random(0))
+    assert policy.name == name
+    if policy.sight is Sight.NOTHING:
+        views = [view("a", in_flight=1), view("b", in_flight=1)]
+        routes = [decide(name, views, matches, seed=3) for matches in ({}, cached(a=990), cached(b=990))]
+        assert len({route.target for route in routes}) == 1
+
+
+def test_random_takes_any() -> None:
+    """Each of four engines is drawn, as first and as fallback, about as often as any other."""
+    policy = make_policy("random", Random(1))
+    routes = [policy.decide(query(PROMPT), [view(name) for name in "abcd"], {}) for _ in range(400)]
+    for place in (0, 1, 2, 3):
+        drawn = Counter([route.target, *route.fallbacks][place] for route in routes)
+        assert set(drawn) == set("abcd")
+        assert min(drawn.values()) > 60
+
+
 def test_unknown_policy_names_the_allowed_ones() -> None:
     """A typo in the configuration is answered with what there is."""
-    with pytest.raises(ConfigError, match=r"'fastest'.*least_loaded, predicted_ttft, round_robin"):
+    with pytest.raises(ConfigError, match=r"'fastest'.*least_loaded, .*, session"):
         make_policy("fastest", Random(0))
 
 

@@ -31,7 +31,7 @@ from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, R
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
-from anbar.route import CostGroup, Placements, PrefixIndex
+from anbar.route import CostGroup, Placements, PrefixIndex, Sight
 from anbar.route.retry_budget import RetryBudget, RetryConfig
 
 LIMITS = UpstreamLimits(
@@ -166,7 +166,7 @@ class InOrder:
     """A policy that tries engines in the order of the fleet and predicts a match it was told."""
 
     name = "in_order"
-    needs_tokens = True
+    sight = Sight.CACHES
 
     def __init__(self, num_predicted: int = 0) -> None:
         self.match = PrefixMatch(num_predicted, num_predicted, num_predicted)
@@ -244,6 +244,7 @@ async def path_to(
             emit=events.append,
             clock=clock,
             client_kv=ClientKv.REFUSE,
+            session_header=b"x-session-id",
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
             standing=Standing(fleet, clock, max_ejected_share=0.5),
             budget=RetryBudget(retries),

@@ -33,6 +33,7 @@ from anbar.core.fleet import EngineState, EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Outcome
 from anbar.core.request import RouteQuery
+from anbar.route import Sight
 
 ANSWER = (
     b'{"choices": [{"text": "x"}],  "usage": {"prompt_tokens": 5, "completion_tokens": 4, '
@@ -456,7 +457,7 @@ async def test_policy_that_looks_at_no_tokens_gets_none() -> None:
     seen: list[RouteQuery] = []
 
     class Blind(InOrder):
-        needs_tokens = False
+        sight = Sight.NOTHING
 
         def decide(
             self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
@@ -473,7 +474,7 @@ async def test_policy_that_looks_at_no_tokens_gets_none() -> None:
         assert (await path.finished()).outcome is Outcome.REFUSED
     assert text.startswith(b"HTTP/1.1 200 ")
     assert far.startswith(b"HTTP/1.1 400 ")
-    assert (event.outcome, event.tokenize_s, event.degraded) == (Outcome.OK, 0.0, "no_cache_facts")
+    assert (event.outcome, event.tokenize_s, event.degraded) == (Outcome.OK, 0.0, "")
     assert [query.token_ids for query in seen] == [()]
 
 
@@ -482,7 +483,7 @@ async def test_defect_is_500_without_its_text() -> None:
 
     class Broken:
         name = "broken"
-        needs_tokens = True
+        sight = Sight.CACHES
 
         def decide(self, *args: object) -> object:
             raise ZeroDivisionError("secret detail")

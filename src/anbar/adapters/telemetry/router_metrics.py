@@ -283,7 +283,7 @@ class RouterMetrics:
         of.e2e.observe(event.e2e_s)
         of.prompt.inc(event.num_prompt_tokens)
         of.output.inc(event.num_output_tokens)
-        if event.reported_cached_tokens is not None:
+        if event.reported_cached_tokens is not None and event.predicted_cached_tokens is not None:
             of.predicted.inc(event.predicted_cached_tokens)
             of.reported.inc(event.reported_cached_tokens)
             of.over.observe(max(0, event.predicted_cached_tokens - event.reported_cached_tokens))

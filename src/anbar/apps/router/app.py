@@ -18,7 +18,14 @@ from anbar.adapters.http.server import HttpServer
 from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
-from anbar.apps.router.build import attach, attached, cache_setup, retry_budget, server_limits
+from anbar.apps.router.build import (
+    attach,
+    attached,
+    cache_setup,
+    policy_options,
+    retry_budget,
+    server_limits,
+)
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.cost_page import cost_gauges
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
@@ -63,7 +70,7 @@ class Router:
         self.fleet = Fleet([attach(e, router, environ, priors, self.emit) for e in config.engines])
         chains = PromptChains()
         self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
-        caches = Caches(self.index, Placements(chains=chains), clock)
+        caches = Caches(self.index, Placements(chains=chains), clock, router.prefix.max_age_s)
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)
         self._feed = KvFeed(self.fleet, caches, self.emit, clock, time.time)
@@ -85,11 +92,12 @@ class Router:
             FlowParts(
                 fleet=self.fleet,
                 caches=caches,
-                policy=make_policy(router.policy.value, random.Random()),
+                policy=make_policy(router.policy.value, random.Random(), policy_options(router)),
                 prompts=prompts,
                 emit=self.emit,
                 clock=clock,
                 client_kv=ClientKv(router.client_kv_fields.value),
+                session_header=router.session.header.encode(),
                 explain=self.explain,
                 standing=self._standing,
                 budget=retry_budget(router),

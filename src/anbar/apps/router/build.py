@@ -16,6 +16,7 @@ from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import BreakerChanged, Emit, EngineStateChanged
+from anbar.route import PolicyOptions
 from anbar.route.breaker import Breaker, BreakerConfig
 from anbar.route.retry_budget import RetryBudget, RetryConfig
 
@@ -29,6 +30,14 @@ def upstream_limits(router: RouterConfig) -> UpstreamLimits:
         connect_timeout_s=router.connect_timeout_s,
         first_byte_timeout_s=router.first_byte_timeout_s,
         idle_timeout_s=router.idle_timeout_s,
+    )
+
+
+def policy_options(router: RouterConfig) -> PolicyOptions:
+    return PolicyOptions(
+        session_bound=router.session.bound,
+        prefix_min_match=router.prefix.min_match,
+        prefix_spill_ratio=router.prefix.spill_ratio,
     )
 
 

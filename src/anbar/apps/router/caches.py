@@ -4,26 +4,55 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from anbar.apps.router.engine import Engine
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError
 from anbar.core.fleet import PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
-from anbar.route import PrefixIndex
+from anbar.route import PrefixIndex, Sight
 from anbar.route.placements import Placement, Placements, joined
+
+MAX_AGE_S = 120.0
+"""Engines evict after minutes, not seconds; the default of the approximate modes of Dynamo and
+vllm-router."""
+
+
+def imprecise(sight: Sight, engine: Engine) -> str:
+    """Why a policy that sees so much knows an engine's cache only approximately; "" when it knows it, or does
+    not look."""
+    if sight is Sight.CACHES:
+        return engine.degraded()
+    return "placements_only" if sight is Sight.PLACEMENTS else ""
+
+
+def degraded(sight: Sight, tokens_note: str, engine: Engine) -> str:
+    """Why a request was not routed as its policy would have it; "" when it was."""
+    if sight is Sight.NOTHING:
+        return ""
+    return tokens_note or (engine.degraded() if sight is Sight.CACHES else "")
 
 
 class Caches:
     """Matches prompts, and notes what is sent where."""
 
-    def __init__(self, index: PrefixIndex, placements: Placements, clock: Clock) -> None:
+    def __init__(
+        self, index: PrefixIndex, placements: Placements, clock: Clock, max_age_s: float = MAX_AGE_S
+    ) -> None:
+        """`max_age_s`: how long placements are believed in where nothing else is known."""
         self.index = index
+        self._max_age_s = max_age_s
         self.placements = placements
         self._clock = clock
 
-    def match(self, query: RouteQuery, engines: list[EngineId]) -> dict[EngineId, PrefixMatch]:
-        """What each engine would reuse: its events tell, or what it was just sent where that is more."""
+    def match(
+        self, query: RouteQuery, engines: list[EngineId], sight: Sight = Sight.CACHES
+    ) -> dict[EngineId, PrefixMatch]:
+        """What each engine would reuse, as far as the policy looks: its events tell, or what it was just sent
+        where that is more; or all that it was sent."""
         now_s = self._clock.now_s()
+        if sight is Sight.PLACEMENTS:
+            return self.placements.match(query, engines, now_s, self._max_age_s)
         found = self.index.match(query, engines, now_s)
         for engine, placed in self.placements.in_doubt(query, engines, now_s).items():
             found[engine] = joined(found.get(engine, PrefixMatch()), placed)

@@ -79,7 +79,8 @@ class ExplainedOutcome(msgspec.Struct, frozen=True):
     engine_ttft_ms: float | None
     """The same from when it was sent to that engine: what its predicted `ttft_ms` is compared with."""
     e2e_ms: float
-    predicted_cached_tokens: int
+    predicted_cached_tokens: int | None
+    """null: nothing was looked up."""
     cached_tokens: int | None
     """What the engine reported; null: nothing."""
     output_tokens: int

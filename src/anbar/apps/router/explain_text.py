@@ -109,7 +109,9 @@ def _ended(request: ExplainedRequest) -> Iterable[str]:
         whole = "" if request.stream else " (not a stream: that is the whole answer)"
         yield f"{sent}{whole}; first token predicted after {predicted:g} ms"
     if outcome.cached_tokens is not None:
-        yield f"cached tokens: {outcome.cached_tokens} reported, {outcome.predicted_cached_tokens} predicted"
+        predicted_tokens = outcome.predicted_cached_tokens
+        compared = "none looked up" if predicted_tokens is None else f"{predicted_tokens} predicted"
+        yield f"cached tokens: {outcome.cached_tokens} reported, {compared}"
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,7 @@ parse → tokenize → match → decide → forward (`forward.py`) → one event
 import asyncio
 from dataclasses import dataclass
 
-from anbar.adapters.http.message import Answer, Header, error_answer
+from anbar.adapters.http.message import Answer, Header, Request, error_answer
 from anbar.adapters.http.openai import (
     ApiRequest,
     ClientKv,
@@ -16,7 +16,7 @@ from anbar.adapters.http.openai import (
     parse,
 )
 from anbar.adapters.http.server import Exchange
-from anbar.apps.router.caches import Caches
+from anbar.apps.router.caches import Caches, imprecise
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
@@ -24,6 +24,7 @@ from anbar.apps.router.forward import Forwarder, ForwardParts, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
+from anbar.apps.router.sessions import session_of
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
@@ -32,7 +33,7 @@ from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
-from anbar.route import Policy
+from anbar.route import Policy, Sight
 from anbar.route.explain import note_decision
 from anbar.route.retry_budget import RetryBudget
 
@@ -58,6 +59,8 @@ class FlowParts:
     budget: RetryBudget
     total_timeout_s: float
     """For everything from a request's arrival to the last byte of its answer."""
+    session_header: bytes
+    """In small letters."""
 
 
 class Flow:
@@ -130,24 +133,25 @@ class Flow:
         max_model_len = max(engine.facts.max_model_len for engine in serving)
         if max_model_len:
             check_output_length(api, max_model_len)
-        num_body_bytes = len(exchange.request.body)
         tokens = await self._tokens(api, serving, record)
         if tokens.ids and max_model_len:
             check_length(api, len(tokens.ids), max_model_len)
-        query = self._query(record, api, tokens.ids, serving[0], num_body_bytes)
+        session = session_of(exchange.request, api.body, parts.session_header)
+        query = self._query(record, api, tokens.ids, serving[0], exchange.request, session)
         record.num_prompt_tokens = query.num_tokens
         route = self._decide(query, api, tokens.note, record)
         record.policy, record.reason = route.policy, route.reason
         head = forwarded(exchange.request, record.request_id)
         explanation = parts.explain.headers(exchange.request, record)
         until_s = record.started_s + parts.total_timeout_s
-        job = Job(exchange, api, query, route, head, tokens.note, until_s, explanation)
+        sight = parts.policy.sight
+        job = Job(exchange, api, query, route, head, tokens.note, until_s, sight, explanation)
         await self._forwarder.forward(job, record)
 
     async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
         """The prompt's tokens, where the policy looks at them."""
         parts = self._parts
-        if not parts.policy.needs_tokens:
+        if parts.policy.sight is Sight.NOTHING:
             parts.prompts.is_beyond(api, serving)
             return NO_TOKENS
         before_s = parts.clock.now_s()
@@ -166,15 +170,16 @@ class Flow:
 
     @staticmethod
     def _query(
-        record: Record, api: ApiRequest, ids: tuple[int, ...], engine: Engine, num_body_bytes: int
+        record: Record, api: ApiRequest, ids: tuple[int, ...], engine: Engine, request: Request, session: str
     ) -> RouteQuery:
         return RouteQuery(
             request_id=record.request_id,
             model=api.model,
             token_ids=ids,
-            num_tokens=len(ids) or num_body_bytes // BYTES_PER_TOKEN,
+            num_tokens=len(ids) or len(request.body) // BYTES_PER_TOKEN,
             lora=api.model if api.model in engine.facts.adapters else None,
             cache_salt=api.cache_salt,
+            session=session,
         )
 
     def _decide(self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record) -> Route:
@@ -182,9 +187,9 @@ class Flow:
         matches: dict[EngineId, PrefixMatch] = {}
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]
-            matches = parts.caches.match(query, ready)
+            matches = parts.caches.match(query, ready, parts.policy.sight)
         views = parts.standing.views(query.model)
-        degraded = {engine.id: engine.degraded() for engine in parts.fleet}
+        degraded = {engine.id: imprecise(parts.policy.sight, engine) for engine in parts.fleet}
         route = None
         try:
             route = parts.policy.decide(query, views, matches)

@@ -27,7 +27,7 @@ from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
 from anbar.apps.router.attempt import SIGNALS, Declined, Walk, kind_of, kind_of_status, pause_asked
-from anbar.apps.router.caches import Caches
+from anbar.apps.router.caches import Caches, degraded
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
 from anbar.apps.router.load import Plan
@@ -40,6 +40,7 @@ from anbar.core.errors import UpstreamBroken, UpstreamError
 from anbar.core.fleet import Prediction, Route
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, RetryRefused
 from anbar.core.request import RouteQuery
+from anbar.route import Sight
 from anbar.route.breaker import Signal, Ticket
 from anbar.route.retry_budget import RetryBudget
 
@@ -63,6 +64,7 @@ class Job(msgspec.Struct, frozen=True):
     tokens_note: str
     until_s: float
     """When it must be over, on the router's clock."""
+    sight: Sight
     explanation: Sequence[Header] = ()
     """What the client's answer carries beside the headers that all have."""
 
@@ -136,9 +138,9 @@ class Forwarder:
         record.engine = engine.id
         prediction = job.route.predictions.get(engine.id, NOTHING_KNOWN)
         num_predicted = prediction.match.total
-        record.predicted_cached_tokens = num_predicted
+        record.predicted_cached_tokens = num_predicted if job.query.token_ids else None
         record.predicted_ttft_s = prediction.ttft_s
-        record.degraded = job.tokens_note or engine.degraded()
+        record.degraded = degraded(job.sight, job.tokens_note, engine)
         sent_s = self._clock.now_s()
         patience_s = min(engine.pool.limits.first_byte_timeout_s, max(0.0, job.until_s - sent_s))
         plan = Plan(job.query.num_tokens, prediction, job.api.stream)

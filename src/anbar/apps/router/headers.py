@@ -65,7 +65,8 @@ def answer_headers(headers: list[Header], record: Record, explanation: Sequence[
     kept = end_to_end(headers, _ANSWER_DROPPED)
     kept += id_headers(record.request_id)
     kept.append((b"x-anbar-engine", (record.engine or "").encode()))
-    kept.append((b"x-anbar-cached-tokens-predicted", b"%d" % record.predicted_cached_tokens))
+    if record.predicted_cached_tokens is not None:
+        kept.append((b"x-anbar-cached-tokens-predicted", b"%d" % record.predicted_cached_tokens))
     kept.append((b"x-anbar-policy", record.policy.encode()))
     if record.degraded:
         kept.append((b"x-anbar-degraded", record.degraded.encode()))

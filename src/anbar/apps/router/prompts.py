@@ -25,7 +25,7 @@ class Tokens(msgspec.Struct, frozen=True):
     note: str
 
 
-NO_TOKENS = Tokens((), "")
+NO_TOKENS = Tokens((), "not_needed")
 """Of a prompt whose tokens nobody wants."""
 
 

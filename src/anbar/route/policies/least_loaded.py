@@ -6,15 +6,17 @@ from random import Random
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.contract import Sight
 from anbar.route.filters import candidates
-from anbar.route.predict import busyness, predict_all
+from anbar.route.policies.ordered import in_order
+from anbar.route.predict import busyness
 
 
 class LeastLoaded:
     """Fewest requests in flight; then fewest prompt tokens queued; then at random."""
 
     name = "least_loaded"
-    needs_tokens = False
+    sight = Sight.NOTHING
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -26,11 +28,8 @@ class LeastLoaded:
         able = sorted(candidates(query, engines), key=lambda engine: engine.id)
         order = sorted(able, key=lambda engine: (*busyness(engine), self._rng.random()))
         best = order[0]
-        return Route(
-            target=best.id,
-            fallbacks=tuple(engine.id for engine in order[1:]),
-            predictions=predict_all(query, order, matches),
-            policy=self.name,
-            reason=f"{best.id} is the least loaded of {len(order)}: {best.num_in_flight} in flight, "
-            f"{best.queued_prefill_tokens} prompt token(s) queued",
+        reason = (
+            f"{best.id} is the least loaded of {len(order)}: {best.num_in_flight} in flight, "
+            f"{best.queued_prefill_tokens} prompt token(s) queued"
         )
+        return in_order(self.name, query, order, matches, reason)

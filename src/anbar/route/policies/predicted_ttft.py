@@ -8,6 +8,7 @@ import msgspec
 from anbar.core.fleet import EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.contract import Sight
 from anbar.route.filters import candidates
 from anbar.route.predict import busyness, imposed_delay_s, predict_all
 
@@ -34,7 +35,7 @@ class PredictedTtft:
     """
 
     name = "predicted_ttft"
-    needs_tokens = True
+    sight = Sight.CACHES
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.contract import Sight
 from anbar.route.filters import candidates
-from anbar.route.predict import predict_all
+from anbar.route.policies.ordered import in_order
 
 
 class RoundRobin:
     """Takes the candidates in turn, sorted by name, so that each gets every n-th request."""
 
     name = "round_robin"
-    needs_tokens = False
+    sight = Sight.NOTHING
 
     def __init__(self) -> None:
         self._num_decisions = 0
@@ -26,10 +27,5 @@ class RoundRobin:
         turn = self._num_decisions % len(able)
         self._num_decisions += 1
         order = able[turn:] + able[:turn]
-        return Route(
-            target=order[0].id,
-            fallbacks=tuple(engine.id for engine in order[1:]),
-            predictions=predict_all(query, order, matches),
-            policy=self.name,
-            reason=f"{order[0].id} is next in turn of {len(order)} engine(s) that can serve the request",
-        )
+        reason = f"{order[0].id} is next in turn of {len(order)} engine(s) that can serve the request"
+        return in_order(self.name, query, order, matches, reason)

@@ -6,11 +6,12 @@ before ends:
 
     prior  →  group: all engines that are expected to be alike, long memory  →  engine: short memory
 
-Each stage first finds the *scale*, one number by which linear and quadratic part are slower than said so
-far, and then the three coefficients near what the scale says. From prompts of like length `a` and `b` cannot
-be told apart; then the scale is all that is learned and the shape stays that of the stage before, so that a
-prompt ten times as long is not mispredicted by orders of magnitude. The long memory of the group keeps the
-shape while for a time all prompts are alike.
+Each stage first finds the *scale*, one number by which things are slower than said so far, and then the three
+coefficients near what the scale says. (For the group the scale is that of the linear and quadratic part: a
+machine that computes a hundred times slower than the prior does not answer HTTP as much slower.) From prompts
+of like length `a` and `b` cannot be told apart; then the scale is all that is learned and the shape stays
+that of the stage before, so that a prompt ten times as long is not mispredicted by orders of magnitude. The
+long memory of the group keeps the shape while for a time all prompts are alike.
 
 Engines behind one router are mostly alike, so what one shows is expected of the others until they show
 otherwise. Without that an engine that has finished nothing yet would look as fast as the prior says, and
@@ -53,7 +54,7 @@ MAX_FIRST_STEP = 100.0
 SCALE_BOUNDS = (1e-4, 1e4)
 """Times the prior: no engine is further from any sensible one."""
 
-MOST_OVERHEAD = 0.2
+MOST_OVERHEAD = 0.3
 """A sample tells the scale when the prior's overhead is at most this share of what the prior expects."""
 
 DOUBLED_BY = 8.0
@@ -95,11 +96,8 @@ def _strength(ridge: Gains, scaled: Gains) -> Gains:
     return ridge[0] / scaled[1], ridge[1] / scaled[1], ridge[2] / scaled[1]
 
 
-def _scaled(gains: Gains, scale: float) -> Gains:
-    """The overhead is not slower by as much as the computing is."""
-    low, high = SCALE_BOUNDS
-    limited = min(max(gains[1] * scale, low), high) / gains[1]
-    return gains[0], gains[1] * limited, gains[2] * limited
+def _times(gains: Gains, factor: float) -> Gains:
+    return gains[0] * factor, gains[1] * factor, gains[2] * factor
 
 
 class PrefillGroup:
@@ -128,9 +126,11 @@ class PrefillGroup:
         if self.num_samples - self._num_solved < min(8, self.num_samples // 8):
             return  # of hundreds of samples one more changes nothing
         self._num_solved = self.num_samples
-        scaled = _scaled(_START, self._long.scale(_START, PRIOR_SAMPLES, 1.0))
+        low, high = SCALE_BOUNDS
+        scale = min(max(self._long.scale_of_work(PRIOR_SAMPLES), low), high)
+        scaled = 1.0, scale, scale
         shape = solve(self._long, scaled, _strength(GROUP_RIDGE, scaled), *_near(scaled, self._long.num))
-        gains = _scaled(shape, self._recent.scale(shape, PRIOR_SAMPLES, 1.0))
+        gains = _times(shape, self._recent.scale_of_all(shape, PRIOR_SAMPLES))
         if any(abs(new - old) > MOVED * old for new, old in zip(gains, self.gains, strict=True)):
             self.gains = gains
 
@@ -178,7 +178,8 @@ class PrefillLearner:
 
     def _estimate(self) -> None:
         gains = self._from = self._group.gains
-        scaled = _scaled(gains, self._sums.scale(gains, GROUP_SAMPLES / (1 + self.num_samples), 1.0))
+        scale = self._sums.scale_of_all(gains, GROUP_SAMPLES / (1 + self.num_samples))
+        scaled = _times(gains, scale)
         if self.num_samples:
             ridge = _strength(ENGINE_RIDGE, scaled)
             scaled = solve(self._sums, scaled, ridge, *_near(scaled, self._sums.num))

@@ -58,14 +58,21 @@ class FadedSums:
             self.scale_shares = u0 * fade + w0, u1 * fade + w1, u2 * fade + w2
             self.num_scale = self.num_scale * fade + 1
 
-    def scale(self, base: Gains, num_assumed: float, assumed: float) -> float:
-        """By how much the linear and quadratic gains of `base` must be multiplied to agree with the samples,
-        together with `num_assumed` samples that say `assumed`."""
+    def scale_of_work(self, num_assumed: float) -> float:
+        """By how much linear and quadratic part are slower than the prior says, together with `num_assumed`
+        samples that say 1; of the samples that tell the scale."""
         overhead, linear, quadratic = self.scale_shares
-        work = linear * base[1] + quadratic * base[2]
         # The overhead may not explain everything: what is left would be no time at all.
-        measured = max(self.num_scale - overhead * base[0], 0.05 * self.num_scale)
-        return (measured + num_assumed) / (work + num_assumed / assumed)
+        measured = max(self.num_scale - overhead, 0.05 * self.num_scale)
+        return (measured + num_assumed) / (linear + quadratic + num_assumed)
+
+    def scale_of_all(self, base: Gains, num_assumed: float) -> float:
+        """By how much all gains of `base` must be multiplied to agree with the samples, together with
+        `num_assumed` samples that say 1."""
+        m00, m01, m02, m11, m12, m22 = self.moments
+        # Shares sum to 1, so the rows of moments sum to what `scale_shares` is, of all samples.
+        expected = base[0] * (m00 + m01 + m02) + base[1] * (m01 + m11 + m12) + base[2] * (m02 + m12 + m22)
+        return (self.num + num_assumed) / (expected + num_assumed)
 
 
 def solve(sums: FadedSums, base: Gains, ridge: Gains, low: Gains, high: Gains) -> Gains:

@@ -1,9 +1,9 @@
 """Short ways to say what engines announce and clients ask, for tests of routing."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from anbar.core.cost import PrefillCost
+from anbar.core.cost import LoadCost, PrefillCost
 from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, ExtraKeys, KvBatch, KvEvent, Tier
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineHash, EngineId, RequestId
@@ -105,6 +105,7 @@ def view(
     queued: int = 0,
     pairs: int = 0,
     done_s: float = 0.0,
+    loads: Mapping[Tier, LoadCost] | None = None,
     decoding: int = 0,
     in_flight: int = 0,
     context: int = 100_000,
@@ -120,6 +121,7 @@ def view(
         queued_prefill_tokens=queued,
         queued_prefill_pairs=pairs,
         prefill_done_s=done_s,
+        loads=loads or {},
         num_decoding=decoding,
         num_in_flight=in_flight,
     )

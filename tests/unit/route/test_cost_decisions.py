@@ -1,0 +1,136 @@
+"""What the seconds of the cost model decide: the exact points at which the choice turns, and how far the
+predicted delay of running answers is from what the engine model does."""
+
+from random import Random
+
+import pytest
+
+from anbar.apps.calibrate.target import Ask
+from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
+from anbar.core.cost import LoadCost, PrefillCost
+from anbar.core.cost_file import CostFile, EngineType, Measured
+from anbar.core.cost_prior import prefill_prior
+from anbar.core.events import Tier
+from anbar.core.fleet import EngineView, PrefixMatch
+from anbar.core.ids import EngineId
+from anbar.route.policies import make_policy
+from anbar.route.policies.predicted_ttft import TIE_RATIO, TIE_S
+from anbar.route.predict import imposed_delay_s, predict
+from anbar.sim.engine.shape import EngineShape
+from tests.unit.calibrate.virtual_engine import VirtualEngine
+
+from .builders import query, view
+
+COST = PrefillCost(a_s_per_token=1e-3, b_s_per_token2=1e-7, overhead_s=0.5)
+PROMPT = range(10_000)
+FULL_S = 20.5
+"""All of it: 10 s linear, 10 s quadratic, and the overhead."""
+REST_S = 3.4
+"""Its last 1,000 tokens: 1 s linear, 1.9 s quadratic, and the overhead."""
+LIMIT_S = FULL_S * (1 + TIE_RATIO) + TIE_S
+"""Up to here the holder's score counts as equal to that of an idle engine that must compute all, and then the
+holder wins."""
+
+
+def chosen(*views: EngineView, **matches: PrefixMatch) -> str:
+    """The engine that a long prompt goes to, however ties break."""
+    by_id = {EngineId(name): match for name, match in matches.items()}
+    targets = {
+        make_policy("predicted_ttft", Random(seed)).decide(query(PROMPT), views, by_id).target
+        for seed in range(5)
+    }
+    (target,) = targets
+    return target
+
+
+def on_device(num_tokens: int) -> PrefixMatch:
+    return PrefixMatch(num_tokens, num_tokens, num_tokens)
+
+
+def queued(name: str, seconds: float, **more: float) -> EngineView:
+    """An engine with so many seconds of prompts before it."""
+    return view(name, prefill=COST, queued=round(seconds * 1000), **more)  # type: ignore[arg-type]
+
+
+def test_the_holder_of_a_long_prompt_wins_until_its_queue_takes_longer_than_computing() -> None:
+    """9,000 of 10,000 tokens are on a. The choice turns at the millisecond at which waiting there and
+    computing the rest is more than computing all on b."""
+    break_even_s = LIMIT_S - REST_S
+    idle = view("b", prefill=COST)
+    assert chosen(queued("a", break_even_s - 0.002), idle, a=on_device(9000)) == "a"
+    assert chosen(queued("a", break_even_s + 0.002), idle, a=on_device(9000)) == "b"
+
+
+def test_what_is_done_of_the_queue_is_not_waited_for() -> None:
+    """The same queue, two seconds too long; the engine has worked on it for three."""
+    too_long_s = LIMIT_S - REST_S + 2
+    idle = view("b", prefill=COST)
+    assert chosen(queued("a", too_long_s), idle, a=on_device(9000)) == "b"
+    assert chosen(queued("a", too_long_s, done_s=3.0), idle, a=on_device(9000)) == "a"
+
+
+def test_a_queue_of_short_prompts_is_shorter_than_one_long_prompt() -> None:
+    """12,000 tokens before it, as twelve prompts (1.2 s of attention) or as one (14.4 s): the holder is worth
+    waiting for behind the twelve only."""
+    many = view("a", prefill=COST, queued=12_000, pairs=12 * 1000**2)
+    one = view("a", prefill=COST, queued=12_000, pairs=12_000**2)
+    idle = view("b", prefill=COST)
+    assert chosen(many, idle, a=on_device(9000)) == "a"
+    assert chosen(one, idle, a=on_device(9000)) == "b"
+
+
+def test_host_memory_is_worth_a_wait_of_what_it_saves() -> None:
+    """a holds the prefix in host memory (2 s to load), b on its device, but b has a queue: the choice turns
+    where the queue takes as long as the load, the tie included."""
+    loads = {Tier.HOST: LoadCost(2.0 / 9000)}
+    host = view("a", prefill=COST, loads=loads)
+    tie_s = (2.0 + REST_S) * (1 + TIE_RATIO) + TIE_S - REST_S
+    matches = {"a": PrefixMatch(0, 9000, 9000), "b": on_device(9000)}
+    assert chosen(host, queued("b", tie_s - 0.002), **matches) == "b"
+    assert chosen(host, queued("b", tie_s + 0.002), **matches) == "a"
+
+
+def test_a_slow_tier_is_worth_nothing() -> None:
+    """Loading takes as long as computing: a, which holds the prefix in host memory, is no better than the
+    less busy b, and its prediction says that nothing is loaded."""
+    loads = {Tier.HOST: LoadCost(17.1 / 9000 + 1e-6)}
+    host = view("a", prefill=COST, loads=loads, in_flight=1)
+    matches = {"a": PrefixMatch(0, 9000, 9000)}
+    assert chosen(host, view("b", prefill=COST), **matches) == "b"
+    assert predict(query(PROMPT), host, matches["a"]).match == PrefixMatch()
+
+
+def test_answers_that_run_are_delayed_by_the_computing_and_not_by_the_overhead() -> None:
+    """2.9 s of the rest delay each of six answers at a: 17.4 s together, which with the 3.4 s to the first
+    token is less than computing all elsewhere; with seven it is more."""
+    idle = view("b", prefill=COST)
+    assert 6 * 2.9 + REST_S < LIMIT_S < 7 * 2.9 + REST_S
+    assert chosen(view("a", prefill=COST, decoding=6, in_flight=6), idle, a=on_device(9000)) == "a"
+    assert chosen(view("a", prefill=COST, decoding=7, in_flight=7), idle, a=on_device(9000)) == "b"
+
+
+def delayed_s(num_decoding: int, num_tokens: int, budget: int) -> float:
+    """By how much a prompt delays all running answers together, on the engine model of an H100."""
+    shape = EngineShape(
+        256, 1000, max_num_batched_tokens=budget, max_model_len=20_000, kv_bytes_per_token=KV_BYTES_PER_TOKEN
+    )
+    asks = [Ask((number, *range(499)), 120) for number in range(num_decoding)]
+    prompt = Ask((-1, *range(num_tokens - 1)), 1, delay_s=0.015 * num_decoding + 0.2)
+    alone = VirtualEngine(shape, H100_8B).play(asks)
+    beside = VirtualEngine(shape, H100_8B).play([*asks, prompt])
+    return sum(late.token_s[-1] - early.token_s[-1] for early, late in zip(alone, beside[:-1], strict=True))
+
+
+@pytest.mark.parametrize("budget", [2048, 8192])
+@pytest.mark.parametrize("num_decoding", [1, 16])
+@pytest.mark.parametrize(("num_tokens", "most_off"), [(500, 0.5), (2000, 0.1), (10_000, 0.1)])
+def test_the_predicted_delay_is_that_of_the_engine_model(
+    num_tokens: int, most_off: float, num_decoding: int, budget: int
+) -> None:
+    """Under chunked prefill, whatever the size of chunks: within a tenth for prompts that matter; those of a
+    few hundred tokens, which cost their neighbours a hundredth of a second, are overstated by up to half."""
+    kind = EngineType("", "", "", "", 256, KV_BYTES_PER_TOKEN, budget)
+    cost = prefill_prior(CostFile(kind, Measured("", "", 0.0), H100_8B))
+    engine = view("a", prefill=cost, decoding=num_decoding)
+    predicted_s = imposed_delay_s(engine, predict(query(range(num_tokens)), engine, PrefixMatch()))
+    assert predicted_s == pytest.approx(delayed_s(num_decoding, num_tokens, budget), rel=most_off)

@@ -410,6 +410,13 @@ class RouterConfig(_Model):
     """Share of the engines of a model that breakers may take out at a time. The rest is asked where no better
     one is left."""
 
+    idempotency_window_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 600.0
+    """Seconds for which a good answer that does not stream is kept, so that the same request with the same
+    `Idempotency-Key` gets it without a second generation. 0: the header has no effect."""
+
+    idempotency_max_bytes: Annotated[Bytes, Field(ge=2048)] = 64 * 1024**2
+    """Memory for such answers; the oldest go first."""
+
     health_interval_s: Seconds = 1.0
     """Seconds between two looks at each engine's health."""
 

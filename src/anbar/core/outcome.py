@@ -87,6 +87,8 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     mean_gap_s: float = 0.0
     max_gap_s: float = 0.0
     num_body_bytes: int = 0
+    replayed: bool = False
+    """It repeated an earlier request, whose answer it got (Idempotency-Key)."""
 
 
 class RequestFinished(RequestFacts, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec may

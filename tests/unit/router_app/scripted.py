@@ -22,6 +22,7 @@ from anbar.apps.router.engine import Engine, EngineFacts, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
+from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.standing import Standing
@@ -248,6 +249,7 @@ async def path_to(
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
             standing=Standing(fleet, clock, max_ejected_share=0.5),
             budget=RetryBudget(retries),
+            idempotency=Idempotency(IdempotencyConfig(), clock),
             total_timeout_s=total_timeout_s,
         )
         flow = Flow(parts)

@@ -146,6 +146,7 @@ class RouterMetrics:
         registry.register(_FleetCollector(look))
 
         self._declare_counters()
+        self._declare_retries()
         self._declare_histograms()
 
     def render(self) -> bytes:
@@ -192,17 +193,6 @@ class RouterMetrics:
             "Tries of an engine that gave no answer.",
             ("engine", "failure"),
         )
-        self._retries = counter(
-            "anbar_router_retries_total", "Tries of an engine after another one failed.", ()
-        )
-        self._refused_retries = counter(
-            "anbar_router_retries_refused_total", "Retries that were possible, but beyond the budget.", ()
-        )
-        self._breaker_changes = counter(
-            "anbar_router_breaker_changes_total",
-            "Changes of an engine's circuit breaker.",
-            ("engine", "state"),
-        )
         self._changes = counter(
             "anbar_router_engine_state_changes_total", "Changes of an engine's state.", ("engine", "state")
         )
@@ -234,6 +224,25 @@ class RouterMetrics:
             "anbar_router_reported_cached_tokens_total",
             "Prompt tokens that the engine reported as served from a cache.",
             _PER_ENGINE,
+        )
+
+    def _declare_retries(self) -> None:
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(name, text, labels, registry=self._registry)
+
+        self._retries = counter(
+            "anbar_router_retries_total", "Tries of an engine after another one failed.", ()
+        )
+        self._refused_retries = counter(
+            "anbar_router_retries_refused_total", "Retries that were possible, but beyond the budget.", ()
+        )
+        self._breaker_changes = counter(
+            "anbar_router_breaker_changes_total",
+            "Changes of an engine's circuit breaker.",
+            ("engine", "state"),
+        )
+        self._replays = counter(
+            "anbar_router_idempotent_replays_total", "Repeated requests that got the first one's answer.", ()
         )
 
     def _declare_histograms(self) -> None:
@@ -271,6 +280,8 @@ class RouterMetrics:
     def _finished(self, event: RequestFinished) -> None:
         engine = event.engine or EngineId("")
         self._count(event.model, engine, event.status, event.outcome).inc()
+        if event.replayed:
+            self._replays.inc()
         if event.num_attempts > 1:
             self._retries.inc(event.num_attempts - 1)
         if event.degraded:

@@ -22,6 +22,7 @@ from anbar.apps.router.build import (
     attach,
     attached,
     cache_setup,
+    idempotency,
     policy_options,
     retry_budget,
     server_limits,
@@ -101,6 +102,7 @@ class Router:
                 explain=self.explain,
                 standing=self._standing,
                 budget=retry_budget(router),
+                idempotency=idempotency(router, clock),
                 total_timeout_s=router.total_timeout_s,
             )
         )

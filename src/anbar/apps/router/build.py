@@ -8,10 +8,12 @@ from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
 from anbar.apps.engine_key import engine_key
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.health import Health
+from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
 from anbar.apps.router.priors import Priors
 from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
 from anbar.config.render import store_settings
+from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -59,6 +61,10 @@ def breaker(router: RouterConfig, engine: EngineId, emit: Emit) -> Breaker:
 
 def retry_budget(router: RouterConfig) -> RetryBudget:
     return RetryBudget(RetryConfig(router.retry_share, router.retry_floor))
+
+
+def idempotency(router: RouterConfig, clock: Clock) -> Idempotency:
+    return Idempotency(IdempotencyConfig(router.idempotency_window_s, router.idempotency_max_bytes), clock)
 
 
 def attach(

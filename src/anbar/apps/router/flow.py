@@ -22,6 +22,7 @@ from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, upstream_failed
 from anbar.apps.router.forward import Forwarder, ForwardParts, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
+from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
 from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
 from anbar.apps.router.sessions import session_of
@@ -57,6 +58,7 @@ class FlowParts:
     explain: ExplainLog
     standing: Standing
     budget: RetryBudget
+    idempotency: Idempotency
     total_timeout_s: float
     """For everything from a request's arrival to the last byte of its answer."""
     session_header: bytes
@@ -128,6 +130,26 @@ class Flow:
         check_content_type(exchange.request)
         api = parse(endpoint, exchange.request.body, parts.client_kv)
         record.stream = api.stream
+        claim = None if api.stream else await parts.idempotency.claim(exchange.request)
+        if claim is None:
+            await self._route(exchange, api, record)
+        elif isinstance(claim, Answer):
+            self._replay(exchange, claim, record)
+        else:
+            with claim:
+                await self._route(exchange, api, record, claim)
+
+    def _replay(self, exchange: Exchange, answer: Answer, record: Record) -> None:
+        """Give the answer that the same request had."""
+        record.replayed = True
+        record.ended(Outcome.OK, answer.status)
+        headers = (*answer.headers, REPLAYED, *id_headers(record.request_id))
+        exchange.answer(Answer(answer.status, answer.body, headers))
+
+    async def _route(
+        self, exchange: Exchange, api: ApiRequest, record: Record, claim: Claim | None = None
+    ) -> None:
+        parts = self._parts
         serving = self._serving(api.model)
         record.model = api.model
         max_model_len = max(engine.facts.max_model_len for engine in serving)
@@ -145,7 +167,7 @@ class Flow:
         explanation = parts.explain.headers(exchange.request, record)
         until_s = record.started_s + parts.total_timeout_s
         sight = parts.policy.sight
-        job = Job(exchange, api, query, route, head, tokens.note, until_s, sight, explanation)
+        job = Job(exchange, api, query, route, head, tokens.note, until_s, sight, explanation, claim)
         await self._forwarder.forward(job, record)
 
     async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:

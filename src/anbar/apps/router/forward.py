@@ -30,6 +30,7 @@ from anbar.apps.router.attempt import SIGNALS, Declined, Walk, kind_of, kind_of_
 from anbar.apps.router.caches import Caches, degraded
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
+from anbar.apps.router.idempotency import Claim, kept_headers
 from anbar.apps.router.load import Plan
 from anbar.apps.router.outgoing import ask, is_event_stream
 from anbar.apps.router.record import FailedAttempt, Record
@@ -67,6 +68,8 @@ class Job(msgspec.Struct, frozen=True):
     sight: Sight
     explanation: Sequence[Header] = ()
     """What the client's answer carries beside the headers that all have."""
+    claim: Claim | None = None
+    """Where a good answer is kept for repetitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,7 @@ class Forwarder:
         headers = answer_headers(reply.headers, record, job.explanation)
         job.exchange.begin(reply.status, headers, reply.length if sieve is None else None)
         relay = Relay(job.exchange, self._clock, is_event_stream(reply), sieve)
+        relay.copy = job.claim
         relay.attach(reply)
         try:
             whole = relay.done.result() if relay.done.done() else await self._whole(job, relay)
@@ -199,6 +203,8 @@ class Forwarder:
             record.num_chunks = relay.num_chunks
             record.mean_gap_s, record.max_gap_s = relay.mean_gap_s, relay.max_gap_s
             record.num_body_bytes = job.exchange.num_body_bytes
+        if whole and job.claim is not None and reply.status < 300:
+            job.claim.keep(reply.status, kept_headers(reply.headers))
         ended = Outcome.OK if reply.status < 400 else Outcome.ENGINE_ERROR
         record.ended(ended if whole else Outcome.BROKEN, reply.status)
         usage = find_usage(relay.tail.bytes()) if reply.status == 200 else None

@@ -10,6 +10,7 @@ from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import Tail
 from anbar.adapters.http.usage_event import UsageFilter
+from anbar.apps.router.idempotency import Claim
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamStalled
 from anbar.route.breaker import Signal
@@ -31,6 +32,7 @@ class Relay:
         "_first_s",
         "_last_s",
         "_sieve",
+        "copy",
         "done",
         "max_gap_s",
         "num_chunks",
@@ -47,6 +49,8 @@ class Relay:
         self._sieve = sieve
         self._first_s = 0.0
         self._last_s = 0.0
+        self.copy: Claim | None = None
+        """Who takes note of the body, too."""
         self.num_chunks = 0
         self.max_gap_s = 0.0
         self.tail = Tail()
@@ -73,6 +77,8 @@ class Relay:
             if not data:
                 return
         self._exchange.write(data)
+        if self.copy is not None:
+            self.copy.body(data)
         now_s = self._clock.now_s()
         if self.num_chunks:
             gap_s = now_s - self._last_s

@@ -2,73 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from anbar.adapters.vllm.kv_events import KvSubscriber, SubscriberTiming
-from anbar.core.events import BlocksRemoved, KvBatch
-from anbar.core.ids import EngineId
+from anbar.adapters.vllm.kv_events import SubscriberTiming
 
 from .publisher import Publisher, payload
-
-ENGINE = EngineId("e0")
-PATIENT = SubscriberTiming(
-    poll_s=0.005, replay_timeout_s=60.0, replay_silence_s=60.0, backoff_s=0.01, max_backoff_s=0.05
-)
-"""Where a replay answers: however slow the machine, it must not be taken for mute."""
-HASTY = SubscriberTiming(
-    poll_s=0.005, replay_timeout_s=0.15, replay_silence_s=0.15, backoff_s=0.01, max_backoff_s=0.05
-)
-
-
-@dataclass
-class Recorder:
-    """A sink that notes what it was told, in order; `tags` are the blocks since the last restart."""
-
-    told: list[tuple[object, ...]] = field(default_factory=list)
-    tags: list[int] = field(default_factory=list)
-    num_failures: int = 0
-    errors: list[Exception] = field(default_factory=list)
-
-    def on_batch(self, engine: EngineId, batch: KvBatch) -> None:
-        assert engine == ENGINE
-        if self.num_failures:
-            self.num_failures -= 1
-            raise RuntimeError("a defect in a sink")
-        (event,) = batch.events
-        assert isinstance(event, BlocksRemoved)
-        tag = int.from_bytes(event.hashes[0], "big")
-        self.told.append(("batch", batch.seq, tag))
-        self.tags.append(tag)
-
-    def on_restart(self, engine: EngineId) -> None:
-        self.told.append(("restart",))
-        self.tags.clear()
-
-    def on_gap(self, engine: EngineId, first: int, last: int) -> None:
-        self.told.append(("gap", first, last))
-
-    def on_error(self, engine: EngineId, error: Exception) -> None:
-        self.errors.append(error)
-
-    def kinds(self) -> list[object]:
-        return [entry[0] for entry in self.told]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 the condition is about bytes on sockets
-            await asyncio.sleep(0.002)
-
-
-def subscriber(
-    folder: Path, sink: Recorder, *, replay: bool = True, timing: SubscriberTiming = PATIENT
-) -> KvSubscriber:
-    address = f"ipc://{folder}/replay" if replay else None
-    return KvSubscriber(ENGINE, f"ipc://{folder}/events", address, sink, timing)
+from .streams import HASTY, PATIENT, Recorder, subscriber, until
 
 
 @pytest.mark.parametrize("topic_frame", [True, False], ids=["0.32", "older"])

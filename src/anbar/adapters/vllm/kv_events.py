@@ -19,7 +19,12 @@ sends a batch before it puts it into the replay buffer, so a replay asked for af
 - *Interrupted replay.* vLLM's replay socket drops what a slow reader has no room for, the end mark
   included. A hole in a replay, or silence, makes us ask again from the last batch we have, for as long as
   that gets on.
-- *Loss.* What a replay from 0 no longer holds is reported by `on_gap`, and the stream goes on behind it.
+- *Loss.* What a replay from 0 no longer holds is reported by `on_gap`, and the stream goes on behind it. From
+  then on the stream is *partial*: what it says is true, but blocks that were announced before are unknown.
+  That ends with the engine's next life, which is followed from its first batch, or when the sink says by
+  `proven` that nothing from before is left.
+- *Position.* A sink that was told by another one what happened up to a batch `n` lets the stream begin
+  there: the replay begins with `n`, and must have the same bytes, else the engine has begun a new life.
 - Without a replay address nothing can be compared: every new handshake counts as a restart.
 
 A sink never sees a batch twice, nor two batches out of order, between two calls of `on_restart`.
@@ -36,7 +41,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from anbar.adapters.vllm.kv_sequence import SequenceLog, Verdict
+from anbar.adapters.vllm.kv_sequence import SequenceLog, StreamPosition, Verdict
 from anbar.adapters.vllm.kv_wire import (
     END_SEQ,
     Message,
@@ -76,7 +81,7 @@ class SubscriberTiming:
     """Seconds; the defaults fit engines on one network."""
 
     poll_s: float = 0.25
-    """How soon a new connection is noticed while nothing is published."""
+    """How soon a new connection, or a call of `resync`, is noticed while nothing is published."""
     replay_timeout_s: float = 5.0
     """Longest wait for a replay to begin. vLLM's publisher looks for requests at least every 0.1 s."""
     replay_silence_s: float = 0.5
@@ -84,6 +89,9 @@ class SubscriberTiming:
     backoff_s: float = 0.2
     """Pause after the first failure; doubles with each."""
     max_backoff_s: float = 5.0
+    reconnect_s: float = 0.5
+    """Longest pause between two tries to connect. An engine that comes back is followed this much later at
+    most, and a connection that nobody accepts costs next to nothing."""
 
 
 @dataclass(slots=True)
@@ -93,6 +101,10 @@ class KvStreamStatus:
     connected: bool = False
     complete: bool = False
     """The sink knows all that the engine has announced in this life."""
+    partial: bool = False
+    """Batches of this life are lost, and nothing has made up for them: what the sink knows is true, but
+    blocks announced before the loss are unknown to it. Ends with the next life, or by
+    `KvSubscriber.proven`."""
     num_batches: int = 0
     num_duplicates: int = 0
     num_stale: int = 0
@@ -135,7 +147,9 @@ class KvSubscriber:
         events: str,
         replay: str | None,
         sink: KvSink,
+        *,
         timing: SubscriberTiming | None = None,
+        begin: StreamPosition | None = None,
     ) -> None:
         self._engine = engine
         self._events = events
@@ -143,9 +157,13 @@ class KvSubscriber:
         self._sink = sink
         self._timing = timing if timing is not None else SubscriberTiming()
         self._log = SequenceLog()
-        self._lost = False
+        self._proven = False
+        self._resync = False
         self._task: asyncio.Task[None] | None = None
         self.status = KvStreamStatus()
+        if begin is not None and replay is not None:
+            self._log.resume(begin.seq, begin.fingerprint)
+            self.status.partial = begin.partial
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -168,6 +186,24 @@ class KvSubscriber:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+    def position(self) -> StreamPosition | None:
+        """How far the sink was told; None before the first batch."""
+        last = self._log.last()
+        return StreamPosition(*last, self.status.partial) if last is not None else None
+
+    def resync(self) -> None:
+        """Look now, not after a pause, whether the engine is there and in which life: it may have
+        restarted."""
+        self._resync = True
+        if self._replay is not None:
+            self.status.complete = False
+
+    def proven(self) -> None:
+        """Called from `on_batch`: with this batch the sink knows all that there is, whatever was lost
+        before."""
+        self._proven = True
+        self.status.partial = False
 
     async def run(self) -> None:
         """Follow the stream until cancelled; a session that fails is followed by a new one."""
@@ -192,7 +228,7 @@ class KvSubscriber:
             subscriber = context.socket(zmq.SUB)
             subscriber.set_hwm(QUEUE_BATCHES)
             subscriber.setsockopt(zmq.RECONNECT_IVL, round(1000 * self._timing.backoff_s))
-            subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, round(1000 * self._timing.max_backoff_s))
+            subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, round(1000 * self._timing.reconnect_s))
             subscriber.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
             subscriber.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
             subscriber.subscribe(b"")
@@ -219,8 +255,13 @@ class KvSubscriber:
             ready = await subscriber.poll(round(1000 * self._timing.poll_s))
             frames = await subscriber.recv_multipart() if ready else None
             # Looked at after receiving: the handshake is announced before its first message is delivered.
-            if self._handshake_since(monitor):
+            handshake = self._handshake_since(monitor)
+            if self._resync and not self.status.connected:
+                subscriber.disconnect(self._events)  # what it waits for is its next try, which may be far
+                subscriber.connect(self._events)
+            if handshake or (self._resync and self.status.connected and self._replay is not None):
                 await self._resume(context)
+            self._resync = False
             if frames is not None:
                 await self._live(context, frames)
                 await asyncio.sleep(0)  # a queue of messages is received without ever yielding
@@ -232,6 +273,8 @@ class KvSubscriber:
             event = parse_monitor_message(monitor.recv_multipart())["event"]
             self.status.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             made = made or self.status.connected
+            if not self.status.connected:
+                self.status.complete = False
         return made
 
     async def _resume(self, context: zmq.asyncio.Context) -> None:
@@ -259,6 +302,8 @@ class KvSubscriber:
             self.status.num_stale += 1
         else:
             self._deliver(message)
+            if self._proven:
+                self.status.complete = self.status.connected and not self.status.partial
 
     def _deliver(self, message: Message) -> None:
         """Hand on the newest message, and first what is missing before it."""
@@ -272,18 +317,19 @@ class KvSubscriber:
             self._lose(message.seq, message.seq)
             return
         self.status.num_batches += 1
+        self._proven = False
         self._sink.on_batch(self._engine, batch)
 
     def _lose(self, first: int, last: int) -> None:
         self.status.num_gaps += 1
         self.status.num_lost += last - first + 1
-        self._lost = True
-        self.status.complete = False
+        self.status.partial = True
+        self.status.complete = self._proven = False
         self._sink.on_gap(self._engine, first, last)
 
     def _begin_anew(self) -> None:
         """Forget the life known so far, if there was one."""
-        self.status.complete = self._lost = False
+        self.status.complete = self.status.partial = self._proven = False
         if self._log.next:
             self.status.num_restarts += 1
             self._log.reset()
@@ -332,7 +378,7 @@ class KvSubscriber:
                 await asyncio.sleep(0)
         if not verified:
             raise _Restarted
-        self.status.complete = not self._lost
+        self.status.complete = not self.status.partial
 
     async def _replayed(self, context: zmq.asyncio.Context, first: int) -> AsyncGenerator[Message, None]:
         """The messages of one replay, on a socket of its own, so that no late answer is taken for

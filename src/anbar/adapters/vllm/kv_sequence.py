@@ -1,5 +1,6 @@
 """Whether a batch of KV events is the next one, a repetition, behind a gap, or from another life. Pure."""
 
+from dataclasses import dataclass
 from enum import Enum
 
 import xxhash
@@ -19,6 +20,20 @@ class Verdict(Enum):
     """Its number was used before for other bytes: the publisher began anew."""
     STALE = "stale"
     """From before the oldest batch that is remembered: nothing can be told of it, and it is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """How far a stream was followed, for someone who goes on from there."""
+
+    seq: int
+    """The number of the last batch that was accepted."""
+
+    fingerprint: int
+    """Of its bytes, by which a new life of the engine is told from this one."""
+
+    partial: bool
+    """Batches before it are missing, and nothing has made up for them."""
 
 
 class SequenceLog:
@@ -51,6 +66,15 @@ class SequenceLog:
         self.next = message.seq + 1
         if len(self._fingerprints) > self.WINDOW:
             del self._fingerprints[next(iter(self._fingerprints))]
+
+    def last(self) -> tuple[int, int] | None:
+        """Number and fingerprint of the newest accepted batch; None if there is none."""
+        return (self.next - 1, self._fingerprints[self.next - 1]) if self.next else None
+
+    def resume(self, seq: int, fingerprint: int) -> None:
+        """Go on behind a batch that another log has accepted."""
+        self._fingerprints = {seq: fingerprint}
+        self.next = seq + 1
 
     def reset(self) -> None:
         """Begin anew: nothing is known, number 0 is expected."""

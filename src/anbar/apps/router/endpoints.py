@@ -175,6 +175,7 @@ def _describe(engine: Engine) -> dict[str, object]:
             "address": kv.address,
             "connected": kv.status.connected,
             "complete": kv.status.complete,
+            "partial": kv.status.partial,
             "last_sequence": kv.seq,
             "lag_s": round(kv.lag_s, 6),
             "gaps": kv.status.num_gaps,

@@ -1,12 +1,16 @@
 """Keeps the prefix index true: one subscriber per engine, and what it reports."""
 
+import asyncio
 from collections.abc import Callable
 
 from anbar.adapters.vllm.kv_events import KvSubscriber
+from anbar.adapters.vllm.kv_sequence import StreamPosition
+from anbar.apps.router import kv_snapshot
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet, KvFollowing
 from anbar.core.clock import Clock
-from anbar.core.events import KvBatch
+from anbar.core.errors import WireError
+from anbar.core.events import AllCleared, KvBatch
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, KvStreamGap, KvStreamRestarted, SupervisorCaught
 
@@ -31,7 +35,43 @@ class KvFeed:
         if engine.kv.address == events:
             return
         await self.leave(engine)
-        subscriber = KvSubscriber(engine.id, events, replay, self)
+        self._begin(engine, events, replay)
+
+    async def join(self, engine: Engine, events: str, replay: str | None, snapshot: bytes) -> bool:
+        """Follow an engine from where another router's `snapshot` of it ends. False if that cannot be used:
+        then the engine is followed from the first batch that it can replay."""
+        await self.leave(engine)
+        engine.kv = joining = KvFollowing(events)
+        try:
+            position, index = kv_snapshot.decode(snapshot)
+            if replay is None:
+                raise WireError("without a replay address nobody can tell of which life a snapshot is")
+            for _ in self._index.restore(engine.id, index, self._clock.now_s()):
+                await asyncio.sleep(0)
+        except WireError:
+            self._begin(engine, events, replay)
+            return False
+        if engine.kv is joining:  # else it was left meanwhile
+            self._begin(engine, events, replay, position)
+        return True
+
+    def snapshot(self, engine: Engine) -> bytes | None:
+        """What a router that comes late needs to know of an engine, for its `join`; None if nothing was
+        heard."""
+        subscriber = self._subscribers.get(engine.id)
+        position = subscriber.position() if subscriber is not None else None
+        return None if position is None else kv_snapshot.encode(position, self._index.snapshot(engine.id))
+
+    def resync(self, engine: Engine) -> None:
+        """The engine was away: have its stream looked at now, in case this is another life of it."""
+        subscriber = self._subscribers.get(engine.id)
+        if subscriber is not None:
+            subscriber.resync()
+
+    def _begin(
+        self, engine: Engine, events: str, replay: str | None, position: StreamPosition | None = None
+    ) -> None:
+        subscriber = KvSubscriber(engine.id, events, replay, self, begin=position)
         engine.kv = KvFollowing(events, subscriber.status)
         self._subscribers[engine.id] = subscriber
         subscriber.start()
@@ -41,8 +81,8 @@ class KvFeed:
         subscriber = self._subscribers.pop(engine.id, None)
         if subscriber is not None:
             await subscriber.stop()
-            engine.kv = KvFollowing()
             self._index.forget(engine.id)
+        engine.kv = KvFollowing()
 
     async def stop(self) -> None:
         """Stop all subscribers."""
@@ -53,10 +93,18 @@ class KvFeed:
 
     def on_batch(self, engine: EngineId, batch: KvBatch) -> None:
         self._index.apply(engine, batch, self._clock.now_s())
+        self._judge(engine, batch)
         self._caches.taken_in(engine)
         kv = self._fleet[engine].kv
         kv.seq = batch.seq
         kv.lag_s = max(0.0, self._wall_s() - batch.timestamp_s)
+
+    def _judge(self, engine: EngineId, batch: KvBatch) -> None:
+        """An engine without lower tiers that has cleared its device has nothing that was not heard of."""
+        known = self._fleet[engine]
+        device_only = known.profile is not None and not known.profile.chunk_blocks
+        if known.kv.status.partial and device_only and any(isinstance(e, AllCleared) for e in batch.events):
+            self._subscribers[engine].proven()
 
     def on_restart(self, engine: EngineId) -> None:
         self._caches.forget(engine)

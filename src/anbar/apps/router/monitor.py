@@ -33,8 +33,15 @@ PROBE_TIMEOUT_S = 5.0
 """For each page. An engine answers its pages in milliseconds, but not while it tokenizes a megabyte."""
 
 FIRST_REPLAY_S = 3.0
-"""How long a new engine waits for the replay of its events before it gets requests: until then its cache
-would be taken for empty."""
+"""How long a new engine waits for the next batch of the replay of its events before it gets requests: until
+the replay is complete its cache would be taken for emptier than it is."""
+
+LONGEST_REPLAY_S = 30.0
+"""How long it waits at most, while batches come. A full replay buffer is taken in within seconds."""
+
+RESYNC_S = 0.5
+"""How long an engine that was away waits for word that its events are from the life we know, or from a new
+one."""
 
 _SEEDED_HASHES = "sha256"
 """Hash functions of vLLM whose seed is fixed, so that equal content has equal hashes on all engines."""
@@ -151,8 +158,13 @@ class Monitor:
             await self._parts.feed.leave(engine)
             return
         await self._parts.feed.follow(engine, source.events, source.replay)
-        if source.replay is not None and engine.health.state is EngineState.STARTING:
-            await _first_replay(engine)
+        if source.replay is None:
+            return
+        if engine.health.state is EngineState.STARTING:
+            await _replayed(engine, FIRST_REPLAY_S, LONGEST_REPLAY_S)
+        else:
+            self._parts.feed.resync(engine)
+            await _replayed(engine, RESYNC_S, RESYNC_S)
 
     async def _tokenizer(self, engine: Engine, attached: AttachedEngine) -> None:
         """Load the tokenizer if there is one on this machine; else the engine's own will be asked."""
@@ -251,9 +263,15 @@ async def _source(engine: Engine, attached: AttachedEngine) -> EventSource | Non
     return sources[0] if len(sources) == 1 else None
 
 
-async def _first_replay(engine: Engine) -> None:
+async def _replayed(engine: Engine, patience_s: float, longest_s: float) -> None:
+    """Wait until the engine's stream is complete; not longer than `patience_s` without a batch of it."""
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + FIRST_REPLAY_S
-    # Polled: this happens once in an engine's life, and the stream's status is a plain value.
-    while not engine.kv.status.complete and loop.time() < until_s:  # noqa: ASYNC110
+    status = engine.kv.status
+    now_s = loop.time()
+    num_batches, until_s, end_s = status.num_batches, now_s + patience_s, now_s + longest_s
+    # Polled: this happens when an engine appears, and the stream's status is a plain value.
+    while not status.complete and now_s < min(until_s, end_s):
         await asyncio.sleep(0.02)
+        now_s = loop.time()
+        if status.num_batches != num_batches:
+            num_batches, until_s = status.num_batches, now_s + patience_s

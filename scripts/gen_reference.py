@@ -36,6 +36,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("router", models.RouterConfig),
     ("router.session", models.SessionConfig),
     ("router.prefix", models.PrefixConfig),
+    ("router.record", models.RecordConfig),
     ("router.explain", models.ExplainConfig),
 )
 

@@ -252,6 +252,10 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
             model = str(place(Path(engine.launch.model)))
             update["launch"] = engine.launch.model_copy(update={"model": model})
         engines.append(engine.model_copy(update=update))
+    router = config.router
+    if router.record.path is not None:
+        record = router.record.model_copy(update={"path": place(router.record.path)})
+        router = router.model_copy(update={"record": record})
     store = config.cache.store
     if store.path is not None:
         store = store.model_copy(update={"path": place(store.path)})
@@ -260,6 +264,7 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
             "state_dir": place(config.state_dir),
             "engines": tuple(engines),
             "cache": config.cache.model_copy(update={"store": store}),
+            "router": router,
         }
     )
 

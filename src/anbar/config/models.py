@@ -352,6 +352,23 @@ class PrefixConfig(_Model):
     """Seconds that what was sent to an engine is believed to be in its cache, where no events tell."""
 
 
+class RecordConfig(_Model):
+    """The block log: for each recorded request its lengths, times and blocks by name, to plan caches with.
+    No text and no tokens: blocks and sessions have keyed names (key: `<state_dir>/record.key`)."""
+
+    path: NamedPath | None = None
+    """File to append to, mode 0600; not shared between routers. null: nothing is recorded."""
+
+    rate: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    """Share of the conversations that are recorded, each with all its requests (`router.session.header`)."""
+
+    file_bytes: Annotated[Bytes, Field(ge=64 * 1024)] = 64 * 1024**2
+    """Size at which a new file is begun; the one before becomes `<path>.1`. About 20 bytes a block."""
+
+    files: Annotated[Int, Field(ge=1, le=1000)] = 8
+    """Number of files that are kept, the current one included."""
+
+
 class RouterConfig(_Model):
     """The one endpoint that clients talk to."""
 
@@ -430,6 +447,9 @@ class RouterConfig(_Model):
     client_kv_fields: ClientKvFields = ClientKvFields.REFUSE
     """refuse: a request that carries `kv_transfer_params` or `cache_salt` gets 400, since a client that names
     a remote host would make an engine connect to it. allow: passed on; only for clients you trust."""
+
+    record: RecordConfig = Field(default_factory=RecordConfig)
+    """What the planner learns from."""
 
     explain: ExplainConfig = Field(default_factory=ExplainConfig)
     """Why requests went where they went."""

@@ -215,3 +215,6 @@ class FleetGauges:
     num_connections: int
     num_lost_log_lines: int
     draining: bool
+    num_recorded: int = 0
+    num_record_dropped: int = 0
+    num_record_failed: int = 0

@@ -16,6 +16,9 @@ from anbar.core.request import RouteQuery
 from anbar.route.filters import Verdict, verdict
 from anbar.route.predict import host_load_s, imposed_delay_s
 
+NOT_LOOKED_AT = "policy_needs_no_tokens"
+"""Why a prompt was not tokenized though it could have been."""
+
 
 class Mode(Enum):
     """How well an engine's cache was known."""
@@ -77,7 +80,7 @@ def note_decision(
         model=query.model,
         lora=query.lora,
         num_tokens=query.num_tokens,
-        tokens_note=tokens_note,
+        tokens_note=tokens_note or ("" if query.token_ids else NOT_LOOKED_AT),
         engines=engines,
         verdicts={engine.id: verdict(query, engine) for engine in engines},
         degraded=degraded,

@@ -25,8 +25,9 @@ from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.standing import Standing
-from anbar.config.models import ExplainConfig
+from anbar.config.models import ExplainConfig, RecordConfig
 from anbar.core.clock import ManualClock
 from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
@@ -246,6 +247,7 @@ async def path_to(
             clock=clock,
             client_kv=ClientKv.REFUSE,
             session_header=b"x-session-id",
+            recorder=Recorder(RecordConfig(), fleet, lambda: 1_000_000.0),
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
             standing=Standing(fleet, clock, max_ejected_share=0.5),
             budget=RetryBudget(retries),

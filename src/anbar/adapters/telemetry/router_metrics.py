@@ -65,6 +65,11 @@ FLEET_GAUGES = {
     "anbar_router_lost_log_lines": "Log lines that could not be written since the start.",
     "anbar_router_draining": "1 while the router finishes what runs and accepts nothing new.",
 }
+FLEET_COUNTERS = {
+    "anbar_router_recorded_requests": "Requests written to the block log.",
+    "anbar_router_record_dropped_requests": "Requests not written to the block log because too many waited.",
+    "anbar_router_record_failed_requests": "Requests that the file of the block log did not take.",
+}
 
 
 class _FleetCollector(Collector):
@@ -134,6 +139,9 @@ class _FleetCollector(Collector):
         )
         for (name, text), value in zip(FLEET_GAUGES.items(), totals, strict=True):
             yield GaugeMetricFamily(name, text, value=float(value))
+        counts = (fleet.num_recorded, fleet.num_record_dropped, fleet.num_record_failed)
+        for (name, text), value in zip(FLEET_COUNTERS.items(), counts, strict=True):
+            yield CounterMetricFamily(name, text, value=float(value))
 
 
 class RouterMetrics:

@@ -39,6 +39,7 @@ from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.monitor import Monitor, MonitorParts
 from anbar.apps.router.priors import Priors
 from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.standing import Standing
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
@@ -89,6 +90,7 @@ class Router:
         )
         self.explain = ExplainLog(router.explain, time.time)
         self._standing = Standing(self.fleet, clock, router.max_ejected_share)
+        self.recorder = Recorder(router.record, self.fleet, time.time)
         self.flow = Flow(
             FlowParts(
                 fleet=self.fleet,
@@ -104,6 +106,7 @@ class Router:
                 budget=retry_budget(router),
                 idempotency=idempotency(router, clock),
                 total_timeout_s=router.total_timeout_s,
+                recorder=self.recorder,
             )
         )
         self.state = RouterState()
@@ -131,6 +134,12 @@ class Router:
     async def start(self) -> int:
         """Listen and begin to watch the engines; returns the port. Raises StackError when that fails."""
         host, port = self._config.router.host, self._config.router.port
+        loop = asyncio.get_running_loop()
+
+        def on_trouble(trouble: str) -> None:
+            loop.call_soon_threadsafe(self._record_trouble, trouble)
+
+        self.recorder.start(self._config.state_dir, on_trouble)
         try:
             port = await self._server.start(host, port)
         except OSError as error:
@@ -155,12 +164,17 @@ class Router:
         for engine in self.fleet:
             engine.pool.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.recorder.stop)
         self._log.flush()
 
     def emit(self, event: Event) -> None:
         """Where all events go."""
         self._metrics.on(event)
         self._log.on(event)
+
+    def _record_trouble(self, trouble: str) -> None:
+        """The block log cannot be written any more, or can again: said once."""
+        self._log.line("record_failing" if trouble else "record_works", {"error": trouble} if trouble else {})
 
     def look(self) -> FleetGauges:
         """The state of the router now."""
@@ -174,6 +188,9 @@ class Router:
             num_index_refused=stats.num_refused,
             num_connections=len(self._server.connections),
             num_lost_log_lines=self._log.num_lost,
+            num_recorded=self.recorder.stats.num_written,
+            num_record_dropped=self.recorder.stats.num_dropped,
+            num_record_failed=self.recorder.stats.num_failed,
             draining=self.state.life is Life.DRAINING,
         )
 

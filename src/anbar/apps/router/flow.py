@@ -25,6 +25,7 @@ from anbar.apps.router.headers import check_content_type, forwarded, id_headers,
 from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
 from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
+from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.sessions import session_of
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
@@ -63,6 +64,7 @@ class FlowParts:
     """For everything from a request's arrival to the last byte of its answer."""
     session_header: bytes
     """In small letters."""
+    recorder: Recorder
 
 
 class Flow:
@@ -115,7 +117,9 @@ class Flow:
             parts.emit(SupervisorCaught("request", type(error).__name__))
             self._answer_failure(exchange, record, Outcome.INTERNAL, internal(ids))
         finally:
-            parts.emit(record.finished(parts.clock.now_s()))
+            finished = record.finished(parts.clock.now_s())
+            parts.recorder.end(record, finished)
+            parts.emit(finished)
 
     @staticmethod
     def _answer_failure(exchange: Exchange, record: Record, outcome: Outcome, answer: Answer) -> None:
@@ -161,6 +165,7 @@ class Flow:
         session = session_of(exchange.request, api.body, parts.session_header)
         query = self._query(record, api, tokens.ids, serving[0], exchange.request, session)
         record.num_prompt_tokens = query.num_tokens
+        record.pending = parts.recorder.begin(query, serving[0])
         route = self._decide(query, api, tokens.note, record)
         record.policy, record.reason = route.policy, route.reason
         head = forwarded(exchange.request, record.request_id)
@@ -173,7 +178,7 @@ class Flow:
     async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
         """The prompt's tokens, where the policy looks at them."""
         parts = self._parts
-        if parts.policy.sight is Sight.NOTHING:
+        if parts.policy.sight is Sight.NOTHING and not parts.recorder.needs_tokens:
             parts.prompts.is_beyond(api, serving)
             return NO_TOKENS
         before_s = parts.clock.now_s()

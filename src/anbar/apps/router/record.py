@@ -6,6 +6,7 @@ import msgspec
 
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailure, Outcome, RequestFacts, RequestFinished
+from anbar.core.request import RouteQuery
 from anbar.route.explain import Decision
 
 
@@ -20,11 +21,21 @@ class FailedAttempt:
     """Since the request came."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request that runs and is to be recorded at its end."""
+
+    query: RouteQuery
+    session: str
+
+
 class Record(RequestFacts, kw_only=True):
     """The facts of a request that runs, from `started_s` on the router's clock."""
 
     started_s: float
     decision: Decision | None = None
+    pending: Pending | None = None
+    """What the block log will need of it; only while it runs, for it holds the prompt's tokens."""
     failed: list[FailedAttempt] = msgspec.field(default_factory=list)
     e2e_s: float | None = None
     """None while it runs."""

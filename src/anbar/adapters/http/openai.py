@@ -53,6 +53,8 @@ class ApiRequest(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     model: str
     body: Mapping[str, object]
+    num_bytes: int
+    """Of the body as it came: at least the number of its characters."""
     stream: bool
     wants_usage: bool
     max_output_tokens: int | None
@@ -72,8 +74,8 @@ def parse(endpoint: Endpoint, body: bytes, client_kv: ClientKv) -> ApiRequest:
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
     if endpoint is Endpoint.CHAT:
-        return _judge_chat(_typed(value, Chat), value, client_kv)
-    return _judge_completion(_typed(value, Completion), value, client_kv)
+        return _judge_chat(_typed(value, Chat), value, len(body), client_kv)
+    return _judge_completion(_typed(value, Completion), value, len(body), client_kv)
 
 
 def _decode(body: bytes) -> object:
@@ -103,7 +105,7 @@ def _wrong_value(text: str) -> RequestError:
     return RequestError(f"Invalid type for {name!r}: {text}.", param=name, code="invalid_type")
 
 
-def _judge_chat(typed: Chat, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
+def _judge_chat(typed: Chat, body: dict[str, object], num_bytes: int, client_kv: ClientKv) -> ApiRequest:
     _judge_common(typed, body, client_kv)
     judge_messages(typed.messages)
     output, param = typed.max_tokens, "max_tokens"
@@ -120,6 +122,7 @@ def _judge_chat(typed: Chat, body: dict[str, object], client_kv: ClientKv) -> Ap
         Endpoint.CHAT,
         typed.model,
         body,
+        num_bytes,
         stream=typed.stream is True,
         wants_usage=_wants_usage(typed),
         max_output_tokens=output,
@@ -129,7 +132,9 @@ def _judge_chat(typed: Chat, body: dict[str, object], client_kv: ClientKv) -> Ap
     )
 
 
-def _judge_completion(typed: Completion, body: dict[str, object], client_kv: ClientKv) -> ApiRequest:
+def _judge_completion(
+    typed: Completion, body: dict[str, object], num_bytes: int, client_kv: ClientKv
+) -> ApiRequest:
     _judge_common(typed, body, client_kv)
     if not typed.prompt_embeds or typed.prompt not in (None, "", []):
         judge_prompt(typed.prompt)
@@ -140,6 +145,7 @@ def _judge_completion(typed: Completion, body: dict[str, object], client_kv: Cli
         Endpoint.COMPLETIONS,
         typed.model,
         body,
+        num_bytes,
         stream=typed.stream is True,
         wants_usage=_wants_usage(typed),
         # A missing max_tokens is 16 here: OpenAI's default, and vLLM's.
@@ -199,7 +205,8 @@ def check_length(request: ApiRequest, num_tokens: int, max_model_len: int) -> No
 def is_beyond_context(request: ApiRequest, max_model_len: int) -> bool:
     """Whether the prompt has more text than the context could hold with the longest of tokens: then it need
     not be tokenized, which takes a second per megabyte."""
-    return _num_chars(request) > MAX_CHARS_PER_TOKEN * max_model_len
+    most = MAX_CHARS_PER_TOKEN * max_model_len
+    return request.num_bytes > most and _num_chars(request) > most
 
 
 def beyond_context(request: ApiRequest, max_model_len: int) -> RequestError:

@@ -5,11 +5,13 @@ Numbers of tokens by cache are what the router predicted and what the engine rep
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from anbar.adapters.telemetry.tallies import Count, Counts, Spread, Spreads
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import (
@@ -34,6 +36,7 @@ ERROR_BUCKETS_TOKENS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 BREAKER_STATES = ("closed", "open", "half_open")
 
+_Family = TypeVar("_Family", Counts, Spreads)
 _PER_ENGINE = ("model", "engine")
 
 ENGINE_GAUGES = {
@@ -149,7 +152,7 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, look: Callable[[], FleetGauges]) -> None:
         self._registry = registry
-        self._counts: dict[tuple[str, EngineId, int, Outcome], Counter] = {}
+        self._counts: dict[tuple[str, EngineId, int, Outcome], Count] = {}
         self._children: dict[tuple[str, EngineId], _Children] = {}
         registry.register(_FleetCollector(look))
 
@@ -171,7 +174,7 @@ class RouterMetrics:
             case AttemptFailed(engine, failure):
                 self._failures.labels(engine, failure.value).inc()
             case RetryRefused():
-                self._refused_retries.inc()
+                self._refused_retries.labels().inc()
             case BreakerChanged(engine, breaker):
                 self._breaker_changes.labels(engine, breaker).inc()
             case EngineStateChanged(engine=engine, after=after):
@@ -184,9 +187,13 @@ class RouterMetrics:
             case SupervisorCaught(where, error):
                 self._defects.labels(where, error).inc()
 
+    def _registered(self, family: _Family) -> _Family:
+        self._registry.register(family)
+        return family
+
     def _declare_counters(self) -> None:
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(name, text, labels, registry=self._registry)
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
+            return self._registered(Counts(name, text, labels))
 
         self._requests = counter(
             "anbar_router_requests_total",
@@ -235,8 +242,8 @@ class RouterMetrics:
         )
 
     def _declare_retries(self) -> None:
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(name, text, labels, registry=self._registry)
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
+            return self._registered(Counts(name, text, labels))
 
         self._retries = counter(
             "anbar_router_retries_total", "Tries of an engine after another one failed.", ()
@@ -256,8 +263,8 @@ class RouterMetrics:
     def _declare_histograms(self) -> None:
         def histogram(
             name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _PER_ENGINE
-        ) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+        ) -> Spreads:
+            return self._registered(Spreads(name, text, labels, buckets))
 
         self._over = histogram(
             "anbar_router_cached_tokens_over_prediction",
@@ -289,9 +296,9 @@ class RouterMetrics:
         engine = event.engine or EngineId("")
         self._count(event.model, engine, event.status, event.outcome).inc()
         if event.replayed:
-            self._replays.inc()
+            self._replays.labels().inc()
         if event.num_attempts > 1:
-            self._retries.inc(event.num_attempts - 1)
+            self._retries.labels().inc(event.num_attempts - 1)
         if event.degraded:
             self._degraded.labels(event.model, event.degraded).inc()
         if event.tokenize_s > 0.0:
@@ -312,7 +319,7 @@ class RouterMetrics:
                 of.gap_mean.observe(event.mean_gap_s)
                 of.gap_max.observe(event.max_gap_s)
 
-    def _count(self, model: str, engine: EngineId, status: int, outcome: Outcome) -> Counter:
+    def _count(self, model: str, engine: EngineId, status: int, outcome: Outcome) -> Count:
         key = (model, engine, status, outcome)
         child = self._counts.get(key)
         if child is None:
@@ -342,12 +349,12 @@ class RouterMetrics:
 class _Children:
     """The metrics of one model on one engine: finding them by labels costs more than moving them."""
 
-    e2e: Histogram
-    prompt: Counter
-    output: Counter
-    predicted: Counter
-    reported: Counter
-    over: Histogram
-    ttft: Histogram
-    gap_mean: Histogram
-    gap_max: Histogram
+    e2e: Spread
+    prompt: Count
+    output: Count
+    predicted: Count
+    reported: Count
+    over: Spread
+    ttft: Spread
+    gap_mean: Spread
+    gap_max: Spread

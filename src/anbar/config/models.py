@@ -427,6 +427,15 @@ class RouterConfig(_Model):
     """Share of the engines of a model that breakers may take out at a time. The rest is asked where no better
     one is left."""
 
+    max_waiting: Annotated[Int, Field(ge=1)] = 4096
+    """Requests for one model that may wait for their first token, over all its engines. More get 429 with
+    the predicted seconds until there is room."""
+
+    slo_ttft_s: Seconds | None = None
+    """Objective for the time to the first token. A request gets 429, with the seconds until it would be
+    taken on, when every engine is predicted to begin its answer later; what it takes on an idle engine does
+    not count against it. null: everything waits, up to `max_waiting`."""
+
     idempotency_window_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 600.0
     """Seconds for which a good answer that does not stream is kept, so that the same request with the same
     `Idempotency-Key` gets it without a second generation. 0: the header has no effect."""

@@ -34,6 +34,7 @@ from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
 from anbar.route import CostGroup, Placements, PrefixIndex, Sight
+from anbar.route.admission import AdmissionConfig
 from anbar.route.retry_budget import RetryBudget, RetryConfig
 
 LIMITS = UpstreamLimits(
@@ -41,6 +42,7 @@ LIMITS = UpstreamLimits(
 )
 """No stall of the machine takes so long."""
 RETRIES = RetryConfig()
+ADMISSION = AdmissionConfig()
 IMPATIENT = replace(LIMITS, first_byte_timeout_s=0.1)
 """For engines that never answer."""
 SERVER_LIMITS = ServerLimits(header_timeout_s=60.0, linger_s=60.0)
@@ -229,6 +231,7 @@ async def path_to(
     num_predicted: int = 0,
     *,
     retries: RetryConfig = RETRIES,
+    admission: AdmissionConfig = ADMISSION,
     total_timeout_s: float = 3600.0,
 ) -> AsyncIterator[Path]:
     """A server whose every request flows to `engines`."""
@@ -252,6 +255,7 @@ async def path_to(
             standing=Standing(fleet, clock, max_ejected_share=0.5),
             budget=RetryBudget(retries),
             idempotency=Idempotency(IdempotencyConfig(), clock),
+            admission=admission,
             total_timeout_s=total_timeout_s,
         )
         flow = Flow(parts)

@@ -46,6 +46,7 @@ from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
 from anbar.route import Placements, PrefixIndex, PromptChains, ResidencyLimits, make_policy
+from anbar.route.admission import AdmissionConfig
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -110,6 +111,7 @@ class Router:
                 standing=self._standing,
                 budget=retry_budget(router),
                 idempotency=idempotency(router, clock),
+                admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
                 total_timeout_s=router.total_timeout_s,
                 recorder=self.recorder,
             )

@@ -1,5 +1,6 @@
 """The router's own 5xx answers, in OpenAI's error shape."""
 
+import math
 from collections.abc import Sequence
 
 from anbar.adapters.http.message import Answer, Header, error_answer
@@ -13,6 +14,17 @@ def no_engine(error: NoEngine, headers: Sequence[Header]) -> Answer:
     """503: nothing can serve this now."""
     shape = RequestError(str(error), status=503, kind="service_unavailable", code="no_engine_ready")
     return error_answer(shape, (*headers, (b"retry-after", b"%d" % RETRY_AFTER_S)))
+
+
+def overloaded(seconds: float) -> RequestError:
+    """429: too much waits already; `seconds` from now a request like this one would be taken on."""
+    return RequestError(
+        "Too many requests wait for their answers to begin. Try again later: Retry-After says when.",
+        status=429,
+        kind="rate_limit_exceeded",
+        code="overloaded",
+        retry_after_s=math.ceil(seconds),
+    )
 
 
 def upstream_failed(error: UpstreamError, headers: Sequence[Header]) -> Answer:

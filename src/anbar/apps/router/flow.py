@@ -19,7 +19,7 @@ from anbar.adapters.http.server import Exchange
 from anbar.apps.router.caches import Caches, imprecise
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
-from anbar.apps.router.failures import internal, no_engine, upstream_failed
+from anbar.apps.router.failures import internal, no_engine, overloaded, upstream_failed
 from anbar.apps.router.forward import Forwarder, ForwardParts, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
@@ -36,6 +36,7 @@ from anbar.core.outcome import Emit, Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
 from anbar.route import Policy, Sight
+from anbar.route.admission import AdmissionConfig, seconds_to_wait
 from anbar.route.explain import note_decision
 from anbar.route.retry_budget import RetryBudget
 
@@ -60,6 +61,7 @@ class FlowParts:
     standing: Standing
     budget: RetryBudget
     idempotency: Idempotency
+    admission: AdmissionConfig
     total_timeout_s: float
     """For everything from a request's arrival to the last byte of its answer."""
     session_header: bytes
@@ -223,4 +225,7 @@ class Flow:
         finally:  # also that nothing could serve it is to be explained
             record.decision = note_decision(query, tokens_note, views, degraded, route)
             parts.explain.add(record)
+        refused_s = seconds_to_wait(parts.admission, views, route.predictions)
+        if refused_s:
+            raise overloaded(refused_s)
         return route

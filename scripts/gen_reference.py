@@ -93,7 +93,7 @@ def configuration() -> str:
 def metrics() -> str:
     """Every metric of the router, and the shared tier's in the engines."""
     registry = CollectorRegistry()
-    RouterMetrics(registry, lambda: FleetGauges((a_gauge(),), 0, 0, 0, 0, 0, 0, 0, draining=False))
+    RouterMetrics(registry, lambda: FleetGauges((a_gauge(),), 0, 0, 0, 0, 0, 0, 0, False, 1, False, 0))
     parts = [
         "# Metrics",
         "",

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -105,6 +106,42 @@ async def test_sigterm_lets_a_stream_finish(tokenizer_dir: Path, socket_dir: Pat
         assert "secret-prompt" not in output
         assert "Traceback" not in output
         assert len(router.engines["e0"].records.seen) == 1
+
+
+async def test_sighup_takes_in_the_file(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """An engine is taken out of the file and SIGHUP sent: it gets nothing any more. A file that is no YAML is
+    refused, and requests are served as before."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=2)
+    async with running(setup) as router:
+        path = setup.directory / "anbar.yaml"
+
+        async def page() -> dict[str, Any]:
+            return (await call(router.port, "GET", "/admin/config")).json
+
+        async def is_in_force(generation: int) -> bool:
+            return (await page())["generation"] == generation
+
+        config = yaml.safe_load(path.read_text())
+        config["engines"] = config["engines"][1:]
+        path.write_text(yaml.safe_dump(config))
+        router.signal(signal.SIGHUP)
+        await eventually(lambda: is_in_force(2))
+        for number in range(4):
+            answer = await call(router.port, "POST", COMPLETIONS, completion(f"{number}"))
+            assert answer.engine == "e1"
+        path.write_text("engines: [")
+        router.signal(signal.SIGHUP)
+
+        async def is_refused() -> bool:
+            return bool((await page())["refusal"])
+
+        await eventually(is_refused)
+        assert str(path) in (await page())["refusal"]
+        assert (await call(router.port, "POST", COMPLETIONS, completion("after"))).status == 200
+        router.signal(signal.SIGTERM)
+        code, output = await router.ended()
+        assert code == 0, output
+        assert "Traceback" not in output
 
 
 async def test_slow_readers_cost_no_memory(tokenizer_dir: Path, socket_dir: Path) -> None:

@@ -72,12 +72,16 @@ CostOption = Annotated[
 ]
 
 
+def config_file(file: Path | None) -> Path | None:
+    """The file that is meant: without one, ./anbar.yaml if there is one."""
+    return DEFAULT_FILE if file is None and DEFAULT_FILE.is_file() else file
+
+
 def load_options(
     file: Path | None, settings: list[str] | None, shorthands: dict[str, tuple[str, str | None]] | None = None
 ) -> Loaded:
     """The configuration that the options mean. `shorthands` maps a key to (option, text or None)."""
-    if file is None and DEFAULT_FILE.is_file():
-        file = DEFAULT_FILE
+    file = config_file(file)
     overrides = [
         Override(key, text, f"command line {option}")
         for key, (option, text) in (shorthands or {}).items()

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from anbar.apps.router.app import run
-from anbar.cli.options import ConfigOption, load_options
+from anbar.apps.router.reload import Source
+from anbar.cli.options import ConfigOption, config_file, load_options
 
 
 def router(
@@ -18,11 +19,13 @@ def router(
     """Serve one OpenAI endpoint in front of vLLM engines that already run.
 
     Logs one JSON object per line on standard error. SIGTERM or Ctrl-C lets running answers finish for
-    router.drain_timeout_s; a second one ends at once.
+    router.drain_timeout_s; a second one ends at once. SIGHUP, or a change of the file, takes the
+    configuration in anew; a bad one is refused and the old one goes on.
     """
     shorthands = {
         "router.host": ("--host", host),
         "router.port": ("--port", str(port) if port is not None else None),
     }
-    loaded = load_options(file, None, shorthands)
-    raise typer.Exit(run(loaded.config, os.environ, sys.stderr.buffer))
+    file = config_file(file)
+    source = Source(lambda: load_options(file, None, shorthands).config, file)
+    raise typer.Exit(run(source, os.environ, sys.stderr.buffer))

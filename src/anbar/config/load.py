@@ -76,7 +76,7 @@ def load(
 
 def replaced(loaded: Loaded, config: AnbarConfig, origin: str) -> Loaded:
     """`loaded` with `config` made from its own: values that differ come from `origin`."""
-    before, after = _flat(loaded.config), _flat(config)
+    before, after = leaf_values(loaded.config), leaf_values(config)
     origins = {
         path: loaded.origins[path] if path in loaded.origins and before[path] == value else origin
         for path, value in after.items()
@@ -84,7 +84,7 @@ def replaced(loaded: Loaded, config: AnbarConfig, origin: str) -> Loaded:
     return Loaded(config, origins, loaded.path)
 
 
-def _flat(config: AnbarConfig) -> Mapping[str, object]:
+def leaf_values(config: AnbarConfig) -> Mapping[str, object]:
     """Every leaf's value by its dotted path."""
     data = config.model_dump(mode="json")
     return {dotted(leaf): _at(data, leaf) for leaf in _leaves(data, ())}

@@ -215,6 +215,9 @@ class FleetGauges:
     num_connections: int
     num_lost_log_lines: int
     draining: bool
+    config_generation: int
+    config_refused: bool
+    num_config_needs_restart: int
     num_recorded: int = 0
     num_record_dropped: int = 0
     num_record_failed: int = 0

@@ -466,7 +466,7 @@ async def test_policy_that_looks_at_no_tokens_gets_none() -> None:
             return super().decide(query, engines, matches)
 
     async with scripted(answer(ANSWER)) as engine, path_to([engine_at(engine.port, "a")]) as path:
-        object.__setattr__(path.flow._parts, "policy", Blind())
+        object.__setattr__(path.flow.parts, "policy", Blind())
         text = await ask(path.port, post(REQUEST))
         event = await path.finished()
         path.events.clear()
@@ -489,7 +489,7 @@ async def test_defect_is_500_without_its_text() -> None:
             raise ZeroDivisionError("secret detail")
 
     async with scripted(answer(ANSWER)) as engine, path_to([engine_at(engine.port, "a")]) as path:
-        object.__setattr__(path.flow._parts, "policy", Broken())
+        object.__setattr__(path.flow.parts, "policy", Broken())
         text = await ask(path.port, post(REQUEST))
         event = await path.finished()
     assert text.startswith(b"HTTP/1.1 500 ")

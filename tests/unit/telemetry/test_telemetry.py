@@ -57,6 +57,9 @@ GAUGES = FleetGauges(
     num_connections=10,
     num_lost_log_lines=11,
     draining=False,
+    config_generation=3,
+    config_refused=True,
+    num_config_needs_restart=2,
 )
 
 
@@ -150,19 +153,20 @@ def test_gauges_are_read_when_asked() -> None:
 
 
 def test_one_line_per_event() -> None:
-    """JSON objects with time and kind; enums as their values."""
+    """JSON objects with time, generation of the configuration and kind; enums as their values."""
     sink = io.BytesIO()
     log = EventLog(sink, lambda: 12.3456)
     log.on(FINISHED)
     log.on(RequestMalformed(413))
     log.line("listening", {"port": 1})
+    log.generation = 2
     log.line("empty", {})
     request, malformed, listening, empty = map(json.loads, sink.getvalue().splitlines())
     assert (request["ts"], request["event"], request["outcome"]) == (12.346, "request", "ok")
     assert (request["engine"], request["ttft_s"]) == ("e0", 0.2)
-    assert malformed == {"ts": 12.346, "event": "malformed", "status": 413}
-    assert listening == {"ts": 12.346, "event": "listening", "port": 1}
-    assert empty == {"ts": 12.346, "event": "empty"}
+    assert malformed == {"ts": 12.346, "config": 1, "event": "malformed", "status": 413}
+    assert listening == {"ts": 12.346, "config": 1, "event": "listening", "port": 1}
+    assert empty == {"ts": 12.346, "config": 2, "event": "empty"}
 
 
 def test_lines_are_written_together() -> None:

@@ -59,6 +59,8 @@ class EventLog:
         self._wall_s = wall_s
         self._later = later
         self._lines: list[bytes] = []
+        self.generation = 1
+        """Of the configuration that is in force; stands in every line as `config`."""
         self.num_lost = 0
 
     def on(self, event: Event) -> None:
@@ -71,7 +73,8 @@ class EventLog:
 
     def _write(self, kind: str, fields: bytes) -> None:
         comma = b"," if len(fields) > 2 else b""
-        line = b'{"ts":%.3f,"event":"%b"%b%b\n' % (self._wall_s(), kind.encode(), comma, fields[1:])
+        head = b'{"ts":%.3f,"config":%d,"event":"%b"' % (self._wall_s(), self.generation, kind.encode())
+        line = b"".join((head, comma, fields[1:], b"\n"))
         self._lines.append(line)
         if len(self._lines) == 1:
             self._later(self.flush)

@@ -67,6 +67,9 @@ FLEET_GAUGES = {
     "anbar_router_client_connections": "Open client connections.",
     "anbar_router_lost_log_lines": "Log lines that could not be written since the start.",
     "anbar_router_draining": "1 while the router finishes what runs and accepts nothing new.",
+    "anbar_router_config_generation": "Number of the configuration in force; 1 is the one of the start.",
+    "anbar_router_config_refused": "1 while the last configuration that was read is refused.",
+    "anbar_router_config_needs_restart": "Keys of the file that apply only after a restart.",
 }
 FLEET_COUNTERS = {
     "anbar_router_recorded_requests": "Requests written to the block log.",
@@ -139,6 +142,9 @@ class _FleetCollector(Collector):
             fleet.num_connections,
             fleet.num_lost_log_lines,
             fleet.draining,
+            fleet.config_generation,
+            fleet.config_refused,
+            fleet.num_config_needs_restart,
         )
         for (name, text), value in zip(FLEET_GAUGES.items(), totals, strict=True):
             yield GaugeMetricFamily(name, text, value=float(value))

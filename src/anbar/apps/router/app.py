@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -21,12 +22,12 @@ from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
 from anbar.apps.router.build import (
     attach,
-    attached,
     cache_setup,
     idempotency,
     policy_options,
     retry_budget,
     server_limits,
+    upstream_limits,
 )
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.cost_page import cost_gauges
@@ -37,13 +38,15 @@ from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
+from anbar.apps.router.members import Members, MembersParts
 from anbar.apps.router.monitor import Monitor, MonitorParts
 from anbar.apps.router.priors import Priors
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
+from anbar.apps.router.reload import Reloader, ReloadParts, Source
 from anbar.apps.router.standing import Standing
-from anbar.config.models import AnbarConfig
-from anbar.core.errors import StackError
+from anbar.config.models import AnbarConfig, EngineConfig
+from anbar.core.errors import ConfigError, StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
 from anbar.route import Placements, PrefixIndex, PromptChains, ResidencyLimits, make_policy
 from anbar.route.admission import AdmissionConfig
@@ -68,14 +71,17 @@ class Router:
     Raises ConfigError when the configuration is not one for a router.
     """
 
-    def __init__(self, config: AnbarConfig, environ: Mapping[str, str], sink: LineSink) -> None:
+    def __init__(
+        self, config: AnbarConfig, environ: Mapping[str, str], sink: LineSink, source: Source | None = None
+    ) -> None:
         self._config = config
+        self._environ = environ
         router = config.router
         clock = SystemClock()
         self._log = EventLog(sink, time.time, _soon)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
-        priors = Priors()
-        self.fleet = Fleet([attach(e, router, environ, priors, self.emit) for e in config.engines])
+        self._priors = Priors()
+        self.fleet = Fleet([self._attach(engine) for engine in config.engines])
         chains = PromptChains()
         self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
         caches = Caches(self.index, Placements(chains=chains), clock, router.prefix.max_age_s)
@@ -94,6 +100,9 @@ class Router:
                 interval_s=router.health_interval_s,
             )
         )
+        self._members = Members(MembersParts(self.fleet, self._monitor, self._feed, caches, self._attach))
+        self._reloading: asyncio.Task[None] | None = None
+        self.reloader = Reloader(config, self._reload_parts(source))
         self.explain = ExplainLog(router.explain, time.time)
         self._standing = Standing(self.fleet, clock, router.max_ejected_share)
         self.recorder = Recorder(router.record, self.fleet, time.time)
@@ -129,6 +138,7 @@ class Router:
                 self._metrics.render,
                 self.emit,
                 ExplainEndpoint(self.explain),
+                self.reloader.state,
             )
         )
         return HttpServer(
@@ -151,10 +161,46 @@ class Router:
             port = await self._server.start(host, port)
         except OSError as error:
             raise StackError(_cannot_listen(host, port, error)) from error
-        for engine, config in zip(self.fleet, self._config.engines, strict=True):
-            self._monitor.watch(engine, attached(config))
+        self._members.start(self._config.engines)
         self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})
+        self._reloading = asyncio.get_running_loop().create_task(self.reloader.run())
         return port
+
+    async def _apply(self, config: AnbarConfig) -> None:
+        """Put the parts of a configuration that are live into effect. Raises ConfigError, having changed
+        nothing."""
+        router, before = config.router, self._config
+        self._config = config
+        try:
+            policy = make_policy(router.policy.value, random.Random(), policy_options(router))
+            await self._members.apply(config.engines)
+        except ConfigError:
+            self._config = before
+            raise
+        self.flow.parts = replace(
+            self.flow.parts,
+            policy=policy,
+            client_kv=ClientKv(router.client_kv_fields.value),
+            total_timeout_s=router.total_timeout_s,
+            session_header=router.session.header.encode(),
+        )
+        self._monitor.interval_s = router.health_interval_s
+        self._server.limits = server_limits(router)
+        for engine in self.fleet:
+            engine.pool.limits = upstream_limits(router)
+            engine.pool.close()  # connections have the limits of the time when they were made
+
+    def _attach(self, engine: EngineConfig) -> Engine:
+        return attach(engine, self._config.router, self._environ, self._priors, self.emit)
+
+    def _reload_parts(self, source: Source | None) -> ReloadParts:
+        config = self._config
+        source = source if source is not None else Source(lambda: config, None)
+        return ReloadParts(source, self._apply, self._log_reload, self.emit, time.time)
+
+    def _log_reload(self, kind: str, fields: Mapping[str, object]) -> None:
+        self._log.generation = self.reloader.state.generation
+        self._log.line(kind, fields)
 
     async def drain(self) -> None:
         """Accept nothing more and let what runs finish, for at most drain_timeout_s."""
@@ -164,8 +210,11 @@ class Router:
 
     async def stop(self) -> None:
         """Stop everything at once; what still runs is cut."""
+        if self._reloading is not None:
+            self._reloading.cancel()
         await self._server.stop()
         await self.flow.stop()
+        await self._members.stop()
         await self._monitor.stop()
         await self._feed.stop()
         for engine in self.fleet:
@@ -199,6 +248,9 @@ class Router:
             num_record_dropped=self.recorder.stats.num_dropped,
             num_record_failed=self.recorder.stats.num_failed,
             draining=self.state.life is Life.DRAINING,
+            config_generation=self.reloader.state.generation,
+            config_refused=bool(self.reloader.state.refusal),
+            num_config_needs_restart=len(self.reloader.state.needs_restart),
         )
 
 
@@ -236,11 +288,13 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 
 
 async def serve(router: Router, started: Callable[[int], None] = lambda port: None) -> int:
-    """Run until SIGTERM or SIGINT, then drain; a second signal ends at once. Returns the exit code."""
+    """Run until SIGTERM or SIGINT, then drain; a second signal ends at once. SIGHUP reads the configuration
+    again. Returns the exit code."""
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, router.reloader.ask)
     try:
         started(await router.start())
         await signals.get()
@@ -254,7 +308,7 @@ async def serve(router: Router, started: Callable[[int], None] = lambda port: No
         return FORCED_EXIT if forced else 0
     finally:
         await router.stop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -266,11 +320,12 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run(config: AnbarConfig, environ: Mapping[str, str], sink: LineSink) -> int:
-    """Run a router in this process; returns its exit code. Raises ConfigError or StackError."""
+def run(source: Source, environ: Mapping[str, str], sink: LineSink) -> int:
+    """Run a router in this process with the configuration at `source`; returns its exit code. Raises
+    ConfigError or StackError."""
     allow_descriptors()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    router = Router(config, environ, sink)
+    router = Router(source.read(), environ, sink, source)
     code: int = uvloop.run(serve(router))
     return code

@@ -19,6 +19,7 @@ from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.local import must_be_local
 from anbar.apps.router.readiness import ready_page
+from anbar.apps.router.reload import ReloadState
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -55,6 +56,7 @@ class EndpointParts:
     render_metrics: Callable[[], bytes]
     emit: Emit
     explain: ExplainEndpoint
+    reload: ReloadState
 
 
 class Endpoints:
@@ -71,6 +73,7 @@ class Endpoints:
             b"/metrics": self._metrics,
             b"/admin/engines": self._engines,
             b"/admin/explain": parts.explain.last,
+            b"/admin/config": self._config,
             b"/version": self._version,
         }
 
@@ -147,6 +150,10 @@ class Endpoints:
         index = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
         engines = [_describe(engine) for engine in self._parts.fleet]
         return json_answer(200, {"engines": engines, "index": index})
+
+    def _config(self, exchange: Exchange) -> Answer:
+        must_be_local(exchange.request)
+        return json_answer(200, self._parts.reload)
 
     def _version(self, exchange: Exchange) -> Answer:
         return json_answer(200, {"version": __version__})

@@ -70,7 +70,7 @@ class KvFollowing:
     """Age of the last batch when it was taken in, by the engine's clock."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Engine:
     """One engine, for as long as the router runs. The monitor and the requests keep it up to date."""
 
@@ -139,7 +139,8 @@ class Engine:
 
 
 class Fleet:
-    """All engines, in the order of the configuration."""
+    """All engines, in the order in which they joined. An engine may go while a request waits for something: a
+    request that was routed looks them up with `get`."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = {engine.id: engine for engine in engines}
@@ -152,6 +153,18 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self._engines)
+
+    def get(self, engine: EngineId) -> Engine | None:
+        return self._engines.get(engine)
+
+    def put(self, engine: Engine) -> None:
+        """Add an engine, in the place of one of the same name if there is one."""
+        self._engines[engine.id] = engine
+
+    def drop(self, engine: Engine) -> None:
+        """Forget an engine, unless another one has taken its name."""
+        if self._engines.get(engine.id) is engine:
+            del self._engines[engine.id]
 
     def serving(self, model: str) -> list[Engine]:
         """Engines that serve `model`, ready or not."""

@@ -73,7 +73,8 @@ class Flow:
     """Runs each routed request in a task of its own, which ends when the client goes away."""
 
     def __init__(self, parts: FlowParts) -> None:
-        self._parts = parts
+        self.parts = parts
+        """May be replaced at any time, also while requests run."""
         self._forwarder = Forwarder(
             ForwardParts(parts.fleet, parts.caches, parts.emit, parts.clock, parts.standing, parts.budget)
         )
@@ -93,7 +94,7 @@ class Flow:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _supervise(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        parts = self._parts
+        parts = self.parts
         record = Record(
             request_id=request_id(exchange.request.headers),
             endpoint=endpoint.value,
@@ -132,7 +133,7 @@ class Flow:
             exchange.answer(answer)
 
     async def _serve(self, exchange: Exchange, endpoint: Endpoint, record: Record) -> None:
-        parts = self._parts
+        parts = self.parts
         check_content_type(exchange.request)
         api = parse(endpoint, exchange.request.body, parts.client_kv)
         record.stream = api.stream
@@ -155,7 +156,7 @@ class Flow:
     async def _route(
         self, exchange: Exchange, api: ApiRequest, record: Record, claim: Claim | None = None
     ) -> None:
-        parts = self._parts
+        parts = self.parts
         serving = self._serving(api.model)
         record.model = api.model
         max_model_len = max(engine.facts.max_model_len for engine in serving)
@@ -179,7 +180,7 @@ class Flow:
 
     async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
         """The prompt's tokens, where the policy looks at them."""
-        parts = self._parts
+        parts = self.parts
         if parts.policy.sight is Sight.NOTHING and not parts.recorder.needs_tokens:
             parts.prompts.is_beyond(api, serving)
             return NO_TOKENS
@@ -189,7 +190,7 @@ class Flow:
         return tokens
 
     def _serving(self, model: str) -> list[Engine]:
-        fleet = self._parts.fleet
+        fleet = self.parts.fleet
         serving = fleet.serving(model)
         if serving:
             return serving
@@ -212,7 +213,7 @@ class Flow:
         )
 
     def _decide(self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record) -> Route:
-        parts = self._parts
+        parts = self.parts
         matches: dict[EngineId, PrefixMatch] = {}
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]

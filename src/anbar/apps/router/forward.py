@@ -98,7 +98,8 @@ class Forwarder:
     async def forward(self, job: Job, record: Record) -> None:
         """Try the engines of the route in order until one answers; raises what the last one failed with."""
         self._budget.request(self._clock.now_s())
-        engines = [self._fleet[engine] for engine in (job.route.target, *job.route.fallbacks)]
+        known = map(self._fleet.get, (job.route.target, *job.route.fallbacks))
+        engines = [engine for engine in known if engine is not None]
         engines += self._standing.last_resorts(job.query, engines)
         walk = Walk(engines, self._standing, self._budget, self._clock)
         engine: Engine | None = walk.first()

@@ -36,6 +36,10 @@ class Health:
         self.last_error = reason
         self._fail(reason)
 
+    def drain(self, reason: str) -> None:
+        """It gets nothing new any more, whatever it answers: for good."""
+        self._become(EngineState.DRAINING, reason)
+
     def _fail(self, reason: str) -> None:
         if self.state is EngineState.STARTING:
             self.reason = reason
@@ -43,6 +47,8 @@ class Health:
             self._become(EngineState.UNHEALTHY, reason)
 
     def _become(self, state: EngineState, reason: str) -> None:
+        if self.state is EngineState.DRAINING:
+            return
         before, self.state = self.state, state
         self.reason = reason
         if before is not state:

@@ -85,20 +85,28 @@ class Monitor:
 
     def __init__(self, parts: MonitorParts) -> None:
         self._parts = parts
-        self._tasks: list[asyncio.Task[None]] = []
+        self.interval_s = parts.interval_s
+        """Seconds between two looks at an engine; may be changed at any time."""
+        self._tasks: dict[Engine, asyncio.Task[None]] = {}
         self._loading = asyncio.Lock()
         self._tokenizers: dict[tuple[str, int], Tokenizer] = {}
 
     def watch(self, engine: Engine, attached: AttachedEngine) -> None:
         """Begin to watch an engine, in a task of the running loop."""
-        task = asyncio.get_running_loop().create_task(self._watch(engine, attached))
-        self._tasks.append(task)
+        self._tasks[engine] = asyncio.get_running_loop().create_task(self._watch(engine, attached))
+
+    async def unwatch(self, engine: Engine) -> None:
+        """Look at an engine no more; when this returns, nothing of it is written any more."""
+        task = self._tasks.pop(engine, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def stop(self) -> None:
         """End all tasks."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
 
     async def _watch(self, engine: Engine, attached: AttachedEngine) -> None:
@@ -118,7 +126,7 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - the supervisor of the probes of one engine
                 self._parts.emit(SupervisorCaught("probe", type(error).__name__))
                 engine.health.probe_was_late(f"the probe failed ({type(error).__name__})")
-            await asyncio.sleep(self._parts.interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def _probe(self, engine: Engine, attached: AttachedEngine) -> None:
         """One look; raises what is wrong. An engine that was not ready is asked for everything anew, since

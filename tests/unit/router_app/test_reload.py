@@ -1,0 +1,225 @@
+"""A configuration that changes while the router runs: what joins, what leaves, what is refused."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scripted import ask, post, scripted
+from test_router import METRICS, Pages, get
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S, until, within
+
+from anbar.apps.router import reload
+from anbar.apps.router.app import Router
+from anbar.apps.router.reload import FileWatch, Source, changed_keys
+from anbar.config.load import leaf_values, load
+from anbar.config.models import AnbarConfig
+from anbar.core.fleet import EngineState
+
+BODY = b'{"model":"m","prompt":"x","max_tokens":1}'
+
+
+class Site:
+    """A file, the router that runs on it, and what it has logged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = io.BytesIO()
+        self.port = free_port()
+
+    def write(self, engines: Mapping[str, int], **router: Any) -> None:
+        """Replace the file as editors and Kubernetes do: by another one."""
+        settings = {"port": self.port, "health_interval_s": 0.03, "drain_timeout_s": PATIENCE_S, **router}
+        entries = [{"name": name, "url": f"http://127.0.0.1:{port}"} for name, port in engines.items()]
+        text = yaml.safe_dump({"engines": entries, "router": settings})
+        new = self.path.with_suffix(".new")
+        new.write_text(text)
+        new.rename(self.path)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Router]:
+        source = Source(lambda: load(self.path, environ={}).config, self.path)
+        router = Router(source.read(), {}, self.log, source)
+        await router.start()
+        try:
+            yield router
+        finally:
+            await router.stop()
+
+    def lines(self, *kinds: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in self.log.getvalue().splitlines()]
+        return [line for line in found if line["event"] in kinds]
+
+    async def told(self, num: int) -> dict[str, Any]:
+        """The `num`-th line on what became of a configuration."""
+        kinds = ("config_applied", "config_refused", "config_unchanged")
+        await until(lambda: len(self.lines(*kinds)) >= num)
+        return self.lines(*kinds)[num - 1]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(reload, "WATCH_S", 0.02)
+    return Site(tmp_path / "anbar.yaml")
+
+
+def states(router: Router) -> dict[str, EngineState]:
+    return {engine.id: engine.health.state for engine in router.fleet}
+
+
+async def test_engines_join_and_leave(site: Site) -> None:
+    """A second engine is written into the file, then the first one is taken out: requests go to whatever is
+    ready, and the one that is gone is no longer looked at."""
+    async with AsyncExitStack() as stack:
+        pages = [Pages(), Pages()]
+        first, second = [await stack.enter_async_context(scripted(page.script)) for page in pages]
+        for page in pages:
+            page.computed.set()
+        site.write({"a": first.port})
+        router = await stack.enter_async_context(site.running())
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        site.write({"a": first.port, "b": second.port})
+        assert (await site.told(1))["event"] == "config_applied"
+        await until(lambda: states(router) == dict.fromkeys("ab", EngineState.READY))
+        kept = router.fleet["a"]
+        site.write({"b": second.port})
+        assert (await site.told(2))["generation"] == 3
+        await until(lambda: states(router) == {"b": EngineState.READY})
+        assert kept.health.state is EngineState.DRAINING
+        assert kept.health.reason == "no longer in the configuration"
+        text = await ask(site.port, post(BODY))
+        assert b"x-anbar-engine: b" in text
+        await until(lambda: site.lines("request"))
+        assert site.lines("request")[-1]["config"] == 3
+        _, page, _ = await get(site.port, "/metrics")
+        assert b"anbar_router_config_generation 3.0" in page
+
+
+async def test_a_stream_outlives_the_entry_of_its_engine(site: Site) -> None:
+    """The engine of a running request is taken out of the file: the request gets its answer, no other one
+    gets there, and then the engine is dropped."""
+    async with AsyncExitStack() as stack:
+        pages = [Pages(), Pages()]
+        first, second = [await stack.enter_async_context(scripted(page.script)) for page in pages]
+        site.write({"a": first.port})
+        router = await stack.enter_async_context(site.running())
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        leaving = router.fleet["a"]
+        asked = asyncio.create_task(ask(site.port, post(BODY)))
+        await until(lambda: leaving.load.num_in_flight == 1)
+        site.write({"b": second.port})
+        await until(lambda: states(router) == {"a": EngineState.DRAINING, "b": EngineState.READY})
+        assert not asked.done()
+        pages[0].computed.set()
+        assert b"x-anbar-engine: a" in await within(asked)
+        await until(lambda: states(router) == {"b": EngineState.READY})
+        assert leaving.load.num_in_flight == 0
+
+
+async def test_another_address_is_another_engine(site: Site) -> None:
+    """The address under a name changes: the engine there is looked at from its start."""
+    async with AsyncExitStack() as stack:
+        pages = [Pages(), Pages()]
+        first, second = [await stack.enter_async_context(scripted(page.script)) for page in pages]
+        pages[1].metrics = METRICS.replace(b'"16"', b'"32"')
+        site.write({"a": first.port})
+        router = await stack.enter_async_context(site.running())
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        before = router.fleet["a"]
+        site.write({"a": second.port})
+        await site.told(1)
+        await until(lambda: router.fleet["a"] is not before and router.fleet["a"].is_ready)
+        assert (before.facts.block_size, router.fleet["a"].facts.block_size) == (16, 32)
+        assert before.health.state is EngineState.DRAINING
+
+
+async def test_a_bad_file_is_refused_and_the_old_one_goes_on(site: Site) -> None:
+    """A key that does not exist: the log and the admin page name file, line and key, the metric is 1, and
+    requests are served as before. The mended file clears it; what is unchanged has no new generation."""
+    async with AsyncExitStack() as stack:
+        pages = Pages()
+        pages.computed.set()
+        engine = await stack.enter_async_context(scripted(pages.script))
+        site.write({"a": engine.port})
+        router = await stack.enter_async_context(site.running())
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        site.write({"a": engine.port}, polcy="random")
+        refused = await site.told(1)
+        assert refused["event"] == "config_refused"
+        assert f"{site.path}:" in refused["reason"]
+        assert "router.polcy" in refused["reason"]
+        _, page, _ = await get(site.port, "/admin/config")
+        assert (page["generation"], page["refusal"]) == (1, refused["reason"])
+        assert b"anbar_router_config_refused 1.0" in (await get(site.port, "/metrics"))[1]
+        assert b"HTTP/1.1 200" in await ask(site.port, post(BODY))
+        site.write({"a": engine.port})
+        assert (await site.told(2))["event"] == "config_unchanged"
+        _, page, _ = await get(site.port, "/admin/config")
+        assert (page["generation"], page["refusal"], page["num_refused"]) == (1, "", 1)
+
+
+async def test_what_needs_a_restart_is_named(site: Site) -> None:
+    """Policy and port change together: the policy applies at once, the port is named until it is changed
+    back, also when nothing else changes."""
+    async with AsyncExitStack() as stack:
+        pages = Pages()
+        pages.computed.set()
+        engine = await stack.enter_async_context(scripted(pages.script))
+        site.write({"a": engine.port})
+        router = await stack.enter_async_context(site.running())
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        site.write({"a": engine.port}, policy="round_robin", port=1)
+        told = await site.told(1)
+        assert (told["applied"], told["needs_restart"]) == (["router.policy"], ["router.port"])
+        assert b"x-anbar-policy: round_robin" in await ask(site.port, post(BODY))
+        router.reloader.ask()
+        told = await site.told(2)
+        assert (told["event"], told["needs_restart"]) == ("config_unchanged", ["router.port"])
+        site.write({"a": engine.port}, policy="round_robin")
+        assert (await site.told(3))["needs_restart"] == []
+
+
+async def test_a_key_that_cannot_be_read_changes_nothing(site: Site, tmp_path: Path) -> None:
+    """A good file names a key file that is not there: refused as a whole, the new engine is not added."""
+    site.write({"a": free_port()})
+    async with site.running() as router:
+        text = yaml.safe_load(site.path.read_text())
+        text["engines"].append(
+            {"name": "b", "url": "http://127.0.0.1:1", "api_key_file": str(tmp_path / "none")}
+        )
+        site.path.write_text(yaml.safe_dump(text))
+        told = await site.told(1)
+        assert told["event"] == "config_refused"
+        assert "none" in told["reason"]
+        assert list(states(router)) == ["a"]
+
+
+def test_a_file_is_read_when_it_rests() -> None:
+    """A file that changes at each look is being written; one that is away is no change; one that is back as
+    it was is none either."""
+    old, half, whole = (1, 10, 100), (2, 5, 200), (2, 9, 201)
+    watch = FileWatch(old)
+    looks = [old, half, whole, None, None, old, old, None, whole, whole]
+    assert [watch.is_due(look) for look in looks] == [False] * 9 + [True]
+    watch.was_read(whole)
+    assert [watch.is_due(look) for look in (whole, whole, old, old)] == [False, False, False, True]
+
+
+def test_keys_that_differ() -> None:
+    """Values that differ, by whether a running router can take them; an engine more counts with all its
+    keys."""
+    engine = {"name": "a", "url": "http://h:1"}
+    before = AnbarConfig.model_validate({"engines": [engine]})
+    assert changed_keys(before, before) == ((), ())
+    more = {"engines": [engine, {"name": "b", "url": "http://h:2"}], "cache": {"mode": "none"}}
+    live, restart = changed_keys(before, AnbarConfig.model_validate(more))
+    assert {"engines[1].name", "engines[1].url"} <= set(live)
+    assert restart == ("cache.mode",)
+    for key in reload.LIVE:
+        assert any(f"{leaf}.".startswith((f"{key}.", f"{key}[")) for leaf in leaf_values(before)), key

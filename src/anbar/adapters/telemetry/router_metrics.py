@@ -133,24 +133,27 @@ class _FleetCollector(Collector):
         yield breaker
         yield stale
         yield from gauges.values()
-        totals = (
-            fleet.num_index_blocks,
-            fleet.num_index_parked,
-            fleet.num_index_orphans,
-            fleet.num_index_rows,
-            fleet.num_index_refused,
-            fleet.num_connections,
-            fleet.num_lost_log_lines,
-            fleet.draining,
-            fleet.config_generation,
-            fleet.config_refused,
-            fleet.num_config_needs_restart,
-        )
-        for (name, text), value in zip(FLEET_GAUGES.items(), totals, strict=True):
+        for (name, text), value in zip(FLEET_GAUGES.items(), _totals(fleet), strict=True):
             yield GaugeMetricFamily(name, text, value=float(value))
         counts = (fleet.num_recorded, fleet.num_record_dropped, fleet.num_record_failed)
         for (name, text), value in zip(FLEET_COUNTERS.items(), counts, strict=True):
             yield CounterMetricFamily(name, text, value=float(value))
+
+
+def _totals(fleet: FleetGauges) -> tuple[float, ...]:
+    return (
+        fleet.num_index_blocks,
+        fleet.num_index_parked,
+        fleet.num_index_orphans,
+        fleet.num_index_rows,
+        fleet.num_index_refused,
+        fleet.num_connections,
+        fleet.num_lost_log_lines,
+        fleet.draining,
+        fleet.config_generation,
+        fleet.config_refused,
+        fleet.num_config_needs_restart,
+    )
 
 
 class RouterMetrics:

@@ -8,6 +8,7 @@ are part of the chain.
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 import xxhash
@@ -34,6 +35,25 @@ def extend(parent: ChainHash, token_bytes: bytes, extra: ExtraKeys = NO_EXTRA) -
     return ChainHash(_digest(token_bytes + _encode_extra(extra) if extra else token_bytes, parent))
 
 
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as the chain hashes them: uint32, little-endian."""
+    packed = array("I", tokens)  # three times as fast as numpy from a tuple; four bytes wherever Python runs
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def extend_packed(parent: ChainHash, data: bytes, width: int) -> list[ChainHash]:
+    """Hashes of the full blocks, of `width` bytes each, of packed tokens without extra keys, chained to
+    `parent`."""
+    hashes: list[int] = []
+    block: int = parent
+    for start in range(0, len(data) - width + 1, width):
+        block = _digest(data[start : start + width], block)
+        hashes.append(block)
+    return cast("list[ChainHash]", hashes)
+
+
 def extend_many(
     parent: ChainHash,
     tokens: Sequence[int],
@@ -42,41 +62,28 @@ def extend_many(
 ) -> list[ChainHash]:
     """Hashes of the full blocks of `tokens`, chained to `parent`; a partial last block has none.
 
-    `extra_of(i)` gives the extra keys of the i-th of these blocks.
+    `extra_of(i)` gives the extra keys of the i-th of these blocks; None: there are none.
     """
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}, must be at least 1")
-    data = _token_bytes(tokens)
-    width = 4 * block_size
+    data, width = pack_tokens(tokens), 4 * block_size
+    if extra_of is None:
+        return extend_packed(parent, data, width)
     hashes: list[ChainHash] = []
     for index in range(len(tokens) // block_size):
-        extra = extra_of(index) if extra_of is not None else NO_EXTRA
-        parent = extend(parent, data[index * width : (index + 1) * width], extra)
+        parent = extend(parent, data[index * width : (index + 1) * width], extra_of(index))
         hashes.append(parent)
     return hashes
 
 
-def _token_bytes(tokens: Sequence[int]) -> bytes:
-    packed = array("I", tokens)  # three times as fast as numpy from a tuple; four bytes wherever Python runs
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+def event_extra(keys: Sequence[ExtraKeys | None], lora: str | None) -> Callable[[int], ExtraKeys] | None:
+    """Extra keys of an event's blocks without the adapter's name, which vLLM puts first on each block; None
+    if no block has any.
 
-
-def first_extra(salt: str | None) -> Callable[[int], ExtraKeys]:
-    """Extra keys of a text request's blocks: the salt on the first block only, whose hash all others
-    chain to.
-
-    Source: vLLM 0.32 `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`. The adapter, which
-    vLLM repeats on each block, is part of `root` here, so that an adapter called like a salt is not
-    mistaken for it.
+    The adapter is part of `root` here, so that an adapter called like a salt is not mistaken for it.
     """
-    first: ExtraKeys = (salt,) if salt else NO_EXTRA
-    return lambda index: first if index == 0 else NO_EXTRA
-
-
-def event_extra(keys: Sequence[ExtraKeys | None], lora: str | None) -> Callable[[int], ExtraKeys]:
-    """Extra keys of an event's blocks without the adapter's name, which vLLM puts first on each block."""
+    if not any(keys):
+        return None
 
     def of(index: int) -> ExtraKeys:
         extra = keys[index] or NO_EXTRA
@@ -85,7 +92,20 @@ def event_extra(keys: Sequence[ExtraKeys | None], lora: str | None) -> Callable[
     return of
 
 
-def prompt_chain(model: str, query: RouteQuery, block_size: int) -> list[ChainHash]:
-    """The hashes of the full blocks of a request's prompt, on an engine whose weights are `model`."""
-    parent = root(model, query.lora)
-    return extend_many(parent, query.token_ids, block_size, first_extra(query.cache_salt))
+def prompt_chain(
+    model: str,
+    query: RouteQuery,
+    block_size: int,
+    extend_run: Callable[[ChainHash, bytes, int], list[ChainHash]] = extend_packed,
+) -> list[ChainHash]:
+    """The hashes of the full blocks of a request's prompt, on an engine whose weights are `model`.
+    `extend_run`: `extend_packed`, or what gives the same in another way.
+
+    Only the first block has an extra key, the salt, and all others chain to it. Source: vLLM 0.32
+    `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`.
+    """
+    parent, data, width = root(model, query.lora), pack_tokens(query.token_ids), 4 * block_size
+    if not query.cache_salt or len(data) < width:
+        return extend_run(parent, data, width)
+    first = extend(parent, data[:width], (query.cache_salt,))
+    return [first, *extend_run(first, data[width:], width)]

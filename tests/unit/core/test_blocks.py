@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anbar.core.blocks import event_extra, extend, extend_many, first_extra, prompt_chain, root
+from anbar.core.blocks import event_extra, extend, extend_many, prompt_chain, root
 from anbar.core.events import ExtraKeys
 from anbar.core.ids import ChainHash, RequestId
 from anbar.core.request import RouteQuery
@@ -80,6 +80,7 @@ def test_events_and_requests_agree(lora: str | None, salt: str | None) -> None:
     published: list[ExtraKeys | None] = [(*name, *((salt,) if salt else ())) or None, name or None]
     event = extend_many(root("m", lora), tokens, 2, event_extra(published, lora))
     assert event == chain(tokens, 2, salt=salt, lora=lora)
+    assert event_extra([None, ()], "ad") is None
 
 
 def test_extra_keys_of_media_count() -> None:
@@ -88,12 +89,6 @@ def test_extra_keys_of_media_count() -> None:
     found = [extend_many(root("m"), [1, 2], 2, extra)[0] for extra in of]
     assert found[0] == found[1]
     assert len(set(found)) == 3
-
-
-def test_first_extra_is_on_the_first_block_only() -> None:
-    """Without a salt no block has any."""
-    assert [first_extra("s")(at) for at in range(3)] == [("s",), (), ()]
-    assert [first_extra(None)(at) for at in range(2)] == [(), ()]
 
 
 def test_block_size_is_checked() -> None:

@@ -76,6 +76,18 @@ def extend_many(
     return hashes
 
 
+def first_extra(salt: str | None) -> Callable[[int], ExtraKeys] | None:
+    """Extra keys of a text request's blocks: the salt on the first block only, whose hash all others chain
+    to; None if there is no salt.
+
+    Source: vLLM 0.32 `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`.
+    """
+    if not salt:
+        return None
+    first: ExtraKeys = (salt,)
+    return lambda index: first if index == 0 else NO_EXTRA
+
+
 def event_extra(keys: Sequence[ExtraKeys | None], lora: str | None) -> Callable[[int], ExtraKeys] | None:
     """Extra keys of an event's blocks without the adapter's name, which vLLM puts first on each block; None
     if no block has any.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anbar.core.blocks import event_extra, extend, extend_many, prompt_chain, root
+from anbar.core.blocks import event_extra, extend, extend_many, first_extra, prompt_chain, root
 from anbar.core.events import ExtraKeys
 from anbar.core.ids import ChainHash, RequestId
 from anbar.core.request import RouteQuery
@@ -101,3 +101,11 @@ def test_the_chain_is_stable_over_releases() -> None:
     """These values are in recorded block logs: changing them makes old logs useless."""
     assert root("m") == 2099103562870664963
     assert chain([1, 2, 3], 1, salt="s") == [1143015424195890485, 4591309926819047679, 16782062875868956550]
+
+
+def test_first_extra_is_on_the_first_block_only() -> None:
+    """Without a salt no block has any."""
+    extra_of = first_extra("s")
+    assert extra_of is not None
+    assert [extra_of(at) for at in range(3)] == [("s",), (), ()]
+    assert first_extra(None) is None

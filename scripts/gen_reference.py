@@ -206,7 +206,7 @@ def field_of(default: object) -> str:
 def a_gauge() -> EngineGauges:
     """An engine, so that the gauges of engines are there."""
     values = dict.fromkeys(EngineGauges.__dataclass_fields__, 0)
-    known = {"engine": EngineId("e"), "state": EngineState.READY, "costs": CostGauges()}
+    known = {"engine": EngineId("e"), "state": EngineState.READY, "costs": CostGauges(), "num_checked": {}}
     return EngineGauges(**values | known)
 
 

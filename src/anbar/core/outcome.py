@@ -3,8 +3,8 @@
 None of them carries a prompt, a token, a key or a header.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -144,6 +144,16 @@ class KvStreamRestarted(msgspec.Struct, frozen=True):
     engine: EngineId
 
 
+class TrustChanged(msgspec.Struct, frozen=True):
+    """What the prefix index is worth for an engine: precise, rebuilding, comparing (`anbar.route.drift`)."""
+
+    engine: EngineId
+    before: str
+    after: str
+    share: float
+    """Of the cached tokens that events had told, absent in the answers that this was judged by."""
+
+
 class SupervisorCaught(msgspec.Struct, frozen=True):
     """A supervisor caught an error that nobody expected: a defect."""
 
@@ -161,6 +171,7 @@ Event = (
     | EngineStateChanged
     | KvStreamGap
     | KvStreamRestarted
+    | TrustChanged
     | SupervisorCaught
 )
 
@@ -200,6 +211,11 @@ class EngineGauges:
     breaker: str = "closed"
     """State of the engine's circuit breaker."""
     costs: CostGauges = CostGauges()
+    degraded: str = ""
+    """Why its cache cannot be predicted precisely; "" when it can."""
+    num_checked: Mapping[str, int] = field(default_factory=dict)
+    """Requests by what the self-check found."""
+    num_rebuilds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

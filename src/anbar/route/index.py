@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from anbar.core.blocks import event_extra, extend_many, root
 from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, KvBatch, KvEvent, Tier, Unknown
 from anbar.core.fleet import PrefixMatch
-from anbar.core.ids import ChainHash, EngineId
+from anbar.core.ids import ChainHash, EngineHash, EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.chains import PromptChains
 from anbar.route.match import Needs, Run, match_prefix
@@ -176,6 +176,16 @@ class PrefixIndex:
             return False
         want = _needs(engine, member).device
         return member.space.residency.runs((block,))[0].mask & want == want
+
+    def named(self, engine: EngineId, name: EngineHash) -> ChainHash | None:
+        """What a hash of the engine's stands for, as far as is known."""
+        member = self._members.get(engine)
+        return None if member is None else member.space.residency.chain_of(hash_key(name))
+
+    def chain(self, engine: EngineId, query: RouteQuery) -> list[ChainHash]:
+        """The prompt's full blocks on an engine; none when it is not attached."""
+        member = self._members.get(engine)
+        return [] if member is None else self._chain(query, member)
 
     def refute_shared(self, engine: EngineId, query: RouteQuery, num_cached: int) -> int:
         """The engine reported `num_cached` tokens for `query`, fewer than predicted from its stores: drop

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import resource
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -23,9 +24,11 @@ from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
+from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
+from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.config.models import ExplainConfig, RecordConfig
 from anbar.core.clock import ManualClock
@@ -240,10 +243,14 @@ async def path_to(
     fleet = Fleet(engines)
     async with AsyncExitStack() as stack:
         clock = ManualClock()
+        index = PrefixIndex()
+        caches = Caches(fleet, index, Placements(), clock)
+        check = SelfCheck(index, KvFeed(fleet, caches, events.append, clock, time.time), events.append)
         executor = stack.enter_context(ThreadPoolExecutor(1))
         parts = FlowParts(
             fleet=fleet,
-            caches=Caches(PrefixIndex(), Placements(), clock),
+            caches=caches,
+            check=check,
             policy=InOrder(num_predicted),
             prompts=Prompts(executor),
             emit=events.append,
@@ -266,6 +273,7 @@ async def path_to(
         finally:
             await server.stop()
             await flow.stop()
+            await check.stop()
             for engine in engines:
                 engine.pool.close()
             await until(lambda: not server.connections)

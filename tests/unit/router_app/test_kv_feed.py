@@ -42,8 +42,9 @@ class Router:
 
     def __post_init__(self) -> None:
         clock = ManualClock()
-        caches = Caches(self.index, Placements(), clock)
-        self.feed = KvFeed(Fleet([self.engine]), caches, self.events.append, clock, lambda: 0.0)
+        fleet = Fleet([self.engine])
+        caches = Caches(fleet, self.index, Placements(), clock)
+        self.feed = KvFeed(fleet, caches, self.events.append, clock, lambda: 0.0)
         self.engine.profile = self.profile
         self.index.attach(EngineId("e"), self.profile)
 

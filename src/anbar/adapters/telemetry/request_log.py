@@ -16,6 +16,7 @@ from anbar.core.outcome import (
     RequestMalformed,
     RetryRefused,
     SupervisorCaught,
+    TrustChanged,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -28,6 +29,7 @@ _KINDS: dict[type[Event], str] = {
     EngineStateChanged: "engine",
     KvStreamGap: "kv_gap",
     KvStreamRestarted: "kv_restart",
+    TrustChanged: "trust",
     SupervisorCaught: "defect",
 }
 

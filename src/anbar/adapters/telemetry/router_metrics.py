@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from anbar.adapters.telemetry import self_check_metrics
 from anbar.adapters.telemetry.tallies import Count, Counts, Spread, Spreads
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -27,6 +28,7 @@ from anbar.core.outcome import (
     RequestMalformed,
     RetryRefused,
     SupervisorCaught,
+    TrustChanged,
 )
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -129,10 +131,8 @@ class _FleetCollector(Collector):
             )
             for family, value in zip(gauges.values(), values, strict=True):
                 family.add_metric((engine.engine,), float(value))
-        yield state
-        yield breaker
-        yield stale
-        yield from gauges.values()
+        yield from (state, breaker, stale, *gauges.values())
+        yield from self_check_metrics.families(fleet)
         for (name, text), value in zip(FLEET_GAUGES.items(), _totals(fleet), strict=True):
             yield GaugeMetricFamily(name, text, value=float(value))
         counts = (fleet.num_recorded, fleet.num_record_dropped, fleet.num_record_failed)
@@ -167,6 +167,7 @@ class RouterMetrics:
 
         self._declare_counters()
         self._declare_retries()
+        self._trust = self_check_metrics.trust_counter(registry)
         self._declare_histograms()
 
     def render(self) -> bytes:
@@ -193,6 +194,8 @@ class RouterMetrics:
                 self._missing.labels(engine).inc(num_missing)
             case KvStreamRestarted(engine):
                 self._restarts.labels(engine).inc()
+            case TrustChanged(engine=engine, after=after):
+                self._trust.labels(engine, after).inc()
             case SupervisorCaught(where, error):
                 self._defects.labels(where, error).inc()
 

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anbar.adapters.vllm.kv_publish import Publisher, PublisherConfig, WireEvent
+from anbar.adapters.vllm.kv_publish import (
+    BlockRemoved,
+    Publisher,
+    PublisherConfig,
+    WireEvent,
+    encode_batch,
+)
 from anbar.apps.emulator.bounds import MANY, hold
 
 
@@ -20,8 +26,12 @@ class EventFaults:
     swap: int = 0
     """Batches held back and sent after the one that follows."""
 
+    mute: int = 0
+    """Batches sent live without the removals in them, which replay has: nobody can tell from the stream."""
+
     def __post_init__(self) -> None:
-        hold(self, drop=(0, MANY), lose=(0, MANY), duplicate=(0, MANY), swap=(0, MANY))
+        most = (0, MANY)
+        hold(self, drop=most, lose=most, duplicate=most, swap=most, mute=most)
 
 
 class SpoilingPublisher(Publisher):
@@ -41,6 +51,10 @@ class SpoilingPublisher(Publisher):
             faults.lose -= 1
             return
         self.keep(*batch)
+        if faults.mute > 0:
+            faults.mute -= 1
+            said = [event for event in events if not isinstance(event, BlockRemoved)]
+            batch = batch[0], encode_batch(said, timestamp_s, self.config.framing)
         if faults.drop > 0:
             faults.drop -= 1
             return

@@ -44,6 +44,7 @@ from anbar.apps.router.priors import Priors
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.reload import Reloader, ReloadParts, Source
+from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.config.models import AnbarConfig, EngineConfig
 from anbar.core.errors import ConfigError, StackError
@@ -84,10 +85,12 @@ class Router:
         self.fleet = Fleet([self._attach(engine) for engine in config.engines])
         chains = PromptChains()
         self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
-        caches = Caches(self.index, Placements(chains=chains), clock, router.prefix.max_age_s)
+        max_age_s = router.prefix.max_age_s
+        caches = Caches(self.fleet, self.index, Placements(chains=chains), clock, max_age_s)
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)
         self._feed = KvFeed(self.fleet, caches, self.emit, clock, time.time)
+        self._check = SelfCheck(self.index, self._feed, self.emit)
         self._monitor = Monitor(
             MonitorParts(
                 caches=caches,
@@ -110,6 +113,7 @@ class Router:
             FlowParts(
                 fleet=self.fleet,
                 caches=caches,
+                check=self._check,
                 policy=make_policy(router.policy.value, random.Random(), policy_options(router)),
                 prompts=prompts,
                 emit=self.emit,
@@ -216,6 +220,7 @@ class Router:
         await self.flow.stop()
         await self._members.stop()
         await self._monitor.stop()
+        await self._check.stop()
         await self._feed.stop()
         for engine in self.fleet:
             engine.pool.close()
@@ -272,6 +277,14 @@ def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
         kv_lag_s=engine.kv.lag_s,
         breaker=engine.breaker.state.value,
         costs=cost_gauges(engine.costs),
+        degraded=engine.degraded(),
+        num_checked={
+            "agreed": engine.checks.agreed,
+            "over": engine.checks.over,
+            "unknown_content": engine.checks.unknown_content,
+            "evicted": engine.checks.evicted,
+        },
+        num_rebuilds=engine.checks.rebuilds,
     )
 
 

@@ -1,10 +1,11 @@
 """What the router believes of the engines' caches: the precise index and its own placements, put together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
-from anbar.apps.router.engine import Engine
+from anbar.apps.router.engine import CacheSource, Engine, Fleet
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError
 from anbar.core.fleet import PrefixMatch
@@ -16,6 +17,8 @@ from anbar.route.placements import Placement, Placements, joined
 MAX_AGE_S = 120.0
 """Engines evict after minutes, not seconds; the default of the approximate modes of Dynamo and
 vllm-router."""
+
+NOTHING = PrefixMatch()
 
 
 def imprecise(sight: Sight, engine: Engine) -> str:
@@ -33,30 +36,51 @@ def degraded(sight: Sight, tokens_note: str, engine: Engine) -> str:
     return tokens_note or (engine.degraded() if sight is Sight.CACHES else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What each engine would reuse of a prompt."""
+
+    believed: Mapping[EngineId, PrefixMatch] = field(default_factory=dict)
+    """For the decision."""
+    told: Mapping[EngineId, PrefixMatch] = field(default_factory=dict)
+    """By events alone, believed or not: what the self-check compares."""
+
+
 class Caches:
     """Matches prompts, and notes what is sent where."""
 
     def __init__(
-        self, index: PrefixIndex, placements: Placements, clock: Clock, max_age_s: float = MAX_AGE_S
+        self,
+        fleet: Fleet,
+        index: PrefixIndex,
+        placements: Placements,
+        clock: Clock,
+        max_age_s: float = MAX_AGE_S,
     ) -> None:
         """`max_age_s`: how long placements are believed in where nothing else is known."""
+        self._fleet = fleet
         self.index = index
         self._max_age_s = max_age_s
         self.placements = placements
         self._clock = clock
 
-    def match(
-        self, query: RouteQuery, engines: list[EngineId], sight: Sight = Sight.CACHES
-    ) -> dict[EngineId, PrefixMatch]:
+    def match(self, query: RouteQuery, engines: list[EngineId], sight: Sight = Sight.CACHES) -> Matched:
         """What each engine would reuse, as far as the policy looks: its events tell, or what it was just sent
-        where that is more; or all that it was sent."""
+        where that is more; or all that it was sent, also where events do not tell or are not believed."""
         now_s = self._clock.now_s()
         if sight is Sight.PLACEMENTS:
-            return self.placements.match(query, engines, now_s, self._max_age_s)
-        found = self.index.match(query, engines, now_s)
-        for engine, placed in self.placements.in_doubt(query, engines, now_s).items():
-            found[engine] = joined(found.get(engine, PrefixMatch()), placed)
-        return found
+            return Matched(self.placements.match(query, engines, now_s, self._max_age_s))
+        told = self.index.match(query, engines, now_s)
+        found = dict(told)
+        sent = self.placements.in_doubt(query, engines, now_s)
+        sources = {engine: self._fleet[engine].cache_source() for engine in engines}
+        others = [engine for engine, source in sources.items() if source is not CacheSource.EVENTS]
+        if others:
+            sent |= self.placements.match(query, others, now_s, self._max_age_s)
+        for engine, placed in sent.items():
+            believed = sources[engine] is not CacheSource.PLACEMENTS
+            found[engine] = joined(found.get(engine, NOTHING) if believed else NOTHING, placed)
+        return Matched(found, told)
 
     @contextmanager
     def sent(self, engine: EngineId, query: RouteQuery) -> Iterator[Placement]:

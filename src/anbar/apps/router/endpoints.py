@@ -178,6 +178,7 @@ def _describe(engine: Engine) -> dict[str, object]:
         "queued_prefill_tokens": load.queued_prefill_tokens,
         "decoding": load.num_decoding,
         "costs": costs_page(engine.costs),
+        "self_check": _describe_check(engine),
         "kv_events": {
             "address": kv.address,
             "connected": kv.status.connected,
@@ -193,4 +194,20 @@ def _describe(engine: Engine) -> dict[str, object]:
             "failed_replays": kv.status.num_failed_replays,
             "errors": kv.status.num_errors,
         },
+    }
+
+
+def _describe_check(engine: Engine) -> dict[str, object]:
+    """What the router's comparison with the engine's own counts has found."""
+    checks, drift = engine.checks, engine.drift
+    return {
+        "trust": drift.trust.value,
+        "share_absent": round(drift.share, 3),
+        "compared": drift.num_in_window,
+        "agreed": checks.agreed,
+        "over": checks.over,
+        "unknown_content": checks.unknown_content,
+        "evicted": checks.evicted,
+        "rebuilds": checks.rebuilds,
+        "usage_option": engine.usage.value,
     }

@@ -14,6 +14,7 @@ from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
 from anbar.route import EngineCosts, EngineProfile
 from anbar.route.breaker import Breaker
+from anbar.route.drift import DriftCheck, RecentChanges, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,42 @@ class UsageOption(Enum):
     REFUSED = "refused"
 
 
+class CacheSource(Enum):
+    """What tells what an engine has in its cache."""
+
+    EVENTS = "events"
+    PLACEMENTS = "placements"
+    """Only what this router sent there."""
+    BOTH = "both"
+    """Whichever tells more: events that are true, but not the whole truth."""
+
+
 @dataclass(slots=True)
 class KvFollowing:
     """How far an engine's KV events were taken in."""
 
     address: str = ""
     """"": it publishes none that the router could follow."""
+    replay: str | None = None
     status: KvStreamStatus = field(default_factory=KvStreamStatus)
     seq: int = -1
     lag_s: float = 0.0
     """Age of the last batch when it was taken in, by the engine's clock."""
+    changes: RecentChanges = field(default_factory=RecentChanges)
+
+
+@dataclass(slots=True)
+class CheckCounts:
+    """What the self-check has seen of an engine since the start, in requests."""
+
+    agreed: int = 0
+    over: int = 0
+    """Reported fewer cached tokens than events had told, by more than a block."""
+    unknown_content: int = 0
+    """Reported more."""
+    evicted: int = 0
+    """What was told has left the cache between the decision and the execution: not compared."""
+    rebuilds: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +122,8 @@ class Engine:
     """Where its prompts are tokenized, or why they are not; for people."""
 
     usage: UsageOption = UsageOption.UNTRIED
+    drift: DriftCheck = field(default_factory=DriftCheck)
+    checks: CheckCounts = field(default_factory=CheckCounts)
 
     @property
     def state(self) -> EngineState:
@@ -131,11 +160,23 @@ class Engine:
         """Why its cache cannot be predicted precisely now; "" when it can."""
         if self.profile is None:
             return "no_cache_facts"
+        if self.drift.trust is not Trust.PRECISE:
+            return "drift"
         if not self.kv.address:
             return "no_kv_events"
         if not self.kv.status.complete:
             return "kv_events_incomplete"
         return ""
+
+    def cache_source(self) -> CacheSource:
+        """What tells of its cache now; follows from `degraded`."""
+        match self.degraded():
+            case "":
+                return CacheSource.EVENTS
+            case "kv_events_incomplete":
+                return CacheSource.BOTH
+            case _:
+                return CacheSource.PLACEMENTS
 
 
 class Fleet:

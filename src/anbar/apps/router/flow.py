@@ -16,7 +16,7 @@ from anbar.adapters.http.openai import (
     parse,
 )
 from anbar.adapters.http.server import Exchange
-from anbar.apps.router.caches import Caches, imprecise
+from anbar.apps.router.caches import Caches, Matched, imprecise
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, overloaded, upstream_failed
@@ -26,12 +26,12 @@ from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
 from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
 from anbar.apps.router.recorder import Recorder
+from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sessions import session_of
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
-from anbar.core.fleet import EngineState, PrefixMatch, Route
-from anbar.core.ids import EngineId
+from anbar.core.fleet import EngineState, Route
 from anbar.core.outcome import Emit, Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
@@ -52,6 +52,7 @@ class FlowParts:
 
     fleet: Fleet
     caches: Caches
+    check: SelfCheck
     policy: Policy
     prompts: Prompts
     emit: Emit
@@ -76,7 +77,15 @@ class Flow:
         self.parts = parts
         """May be replaced at any time, also while requests run."""
         self._forwarder = Forwarder(
-            ForwardParts(parts.fleet, parts.caches, parts.emit, parts.clock, parts.standing, parts.budget)
+            ForwardParts(
+                parts.fleet,
+                parts.caches,
+                parts.check,
+                parts.emit,
+                parts.clock,
+                parts.standing,
+                parts.budget,
+            )
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -169,13 +178,14 @@ class Flow:
         query = self._query(record, api, tokens.ids, serving[0], exchange.request, session)
         record.num_prompt_tokens = query.num_tokens
         record.pending = parts.recorder.begin(query, serving[0])
-        route = self._decide(query, api, tokens.note, record)
+        route, matched = self._decide(query, api, tokens.note, record)
         record.policy, record.reason = route.policy, route.reason
         head = forwarded(exchange.request, record.request_id)
         explanation = parts.explain.headers(exchange.request, record)
         until_s = record.started_s + parts.total_timeout_s
         sight = parts.policy.sight
-        job = Job(exchange, api, query, route, head, tokens.note, until_s, sight, explanation, claim)
+        told = matched.told
+        job = Job(exchange, api, query, route, told, head, tokens.note, until_s, sight, explanation, claim)
         await self._forwarder.forward(job, record)
 
     async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
@@ -212,21 +222,24 @@ class Flow:
             session=session,
         )
 
-    def _decide(self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record) -> Route:
+    def _decide(
+        self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record
+    ) -> tuple[Route, Matched]:
         parts = self.parts
-        matches: dict[EngineId, PrefixMatch] = {}
+        matched = Matched()
         if query.token_ids and api.reads_cache:
             ready = [engine.id for engine in parts.fleet if engine.is_ready]
-            matches = parts.caches.match(query, ready, parts.policy.sight)
+            matched = parts.caches.match(query, ready, parts.policy.sight)
+        record.decided_s = parts.clock.now_s()
         views = parts.standing.views(query.model)
         degraded = {engine.id: imprecise(parts.policy.sight, engine) for engine in parts.fleet}
         route = None
         try:
-            route = parts.policy.decide(query, views, matches)
+            route = parts.policy.decide(query, views, matched.believed)
         finally:  # also that nothing could serve it is to be explained
             record.decision = note_decision(query, tokens_note, views, degraded, route)
             parts.explain.add(record)
         refused_s = seconds_to_wait(parts.admission, views, route.predictions)
         if refused_s:
             raise overloaded(refused_s)
-        return route
+        return route, matched

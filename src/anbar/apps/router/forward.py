@@ -14,7 +14,7 @@ kills them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,10 +35,12 @@ from anbar.apps.router.load import Plan
 from anbar.apps.router.outgoing import ask, is_event_stream
 from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
+from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamError
-from anbar.core.fleet import Prediction, Route
+from anbar.core.fleet import Prediction, PrefixMatch, Route
+from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, RetryRefused
 from anbar.core.request import RouteQuery
 from anbar.route import Sight
@@ -61,6 +63,8 @@ class Job(msgspec.Struct, frozen=True):
     api: ApiRequest
     query: RouteQuery
     route: Route
+    told: Mapping[EngineId, PrefixMatch]
+    """By engine: what its events told of its cache when the route was decided."""
     head: bytes
     tokens_note: str
     until_s: float
@@ -78,6 +82,7 @@ class ForwardParts:
 
     fleet: Fleet
     caches: Caches
+    check: SelfCheck
     emit: Emit
     clock: Clock
     standing: Standing
@@ -90,6 +95,7 @@ class Forwarder:
     def __init__(self, parts: ForwardParts) -> None:
         self._fleet = parts.fleet
         self._caches = parts.caches
+        self._check = parts.check
         self._emit = parts.emit
         self._clock = parts.clock
         self._standing = parts.standing
@@ -170,6 +176,7 @@ class Forwarder:
         if job.api.stream and job.query.token_ids:
             engine.costs.observe(share.finished(_first(record.reported_cached_tokens, num_predicted)))
         self._check_hints(engine, job, record)
+        self._check.answered(engine, job.query, job.told.get(engine.id), record)
         return Signal.OK
 
     def _judge(self, engine: Engine, reply: Reply, walk: Walk) -> AttemptFailure | None:

@@ -10,9 +10,10 @@ from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet, KvFollowing
 from anbar.core.clock import Clock
 from anbar.core.errors import WireError
-from anbar.core.events import AllCleared, KvBatch
+from anbar.core.events import AllCleared, BlocksRemoved, BlocksStored, KvBatch, Tier
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, KvStreamGap, KvStreamRestarted, SupervisorCaught
+from anbar.route.drift import RecentChanges
 
 
 class KvFeed:
@@ -72,12 +73,28 @@ class KvFeed:
         self, engine: Engine, events: str, replay: str | None, position: StreamPosition | None = None
     ) -> None:
         subscriber = KvSubscriber(engine.id, events, replay, self, begin=position)
-        engine.kv = KvFollowing(events, subscriber.status)
+        engine.kv = KvFollowing(events, replay, subscriber.status)
+        engine.kv.changes.forget(self._clock.now_s())
         self._subscribers[engine.id] = subscriber
         subscriber.start()
 
     async def leave(self, engine: Engine) -> None:
         """Follow an engine no longer, if it was followed; before it is detached from the index."""
+        await self._end(engine)
+        engine.drift.begin_anew()
+
+    async def rebuild(self, engine: Engine) -> None:
+        """Forget what an engine's events have told, and begin to take them in from the first that it can
+        replay; nothing happens if they are not followed."""
+        if engine.kv.address and engine.id in self._subscribers:
+            events, replay = engine.kv.address, engine.kv.replay
+            await self._end(engine)
+            if engine.id in self._subscribers:  # the monitor was at it too
+                await self._end(engine)
+            if engine.profile is not None:
+                self._begin(engine, events, replay)
+
+    async def _end(self, engine: Engine) -> None:
         subscriber = self._subscribers.pop(engine.id, None)
         if subscriber is not None:
             await subscriber.stop()
@@ -96,6 +113,7 @@ class KvFeed:
         self._judge(engine, batch)
         self._caches.taken_in(engine)
         kv = self._fleet[engine].kv
+        _note_changes(kv.changes, batch, self._clock.now_s())
         kv.seq = batch.seq
         kv.lag_s = max(0.0, self._wall_s() - batch.timestamp_s)
 
@@ -108,12 +126,29 @@ class KvFeed:
 
     def on_restart(self, engine: EngineId) -> None:
         self._caches.forget(engine)
-        self._fleet[engine].kv.seq = -1
+        known = self._fleet[engine]
+        known.kv.seq = -1
+        known.kv.changes.forget(self._clock.now_s())
+        known.drift.begin_anew()
         self._emit(KvStreamRestarted(engine))
 
     def on_gap(self, engine: EngineId, first: int, last: int) -> None:
         self._index.forget(engine)
+        self._fleet[engine].kv.changes.forget(self._clock.now_s())
         self._emit(KvStreamGap(engine, last - first + 1))
 
     def on_error(self, engine: EngineId, error: Exception) -> None:
         self._emit(SupervisorCaught("kv", type(error).__name__))
+
+
+def _note_changes(changes: RecentChanges, batch: KvBatch, now_s: float) -> None:
+    for event in batch.events:
+        match event:
+            case BlocksStored(tier=Tier.DEVICE):
+                changes.add(event.hashes, now_s, gone=False)
+            case BlocksRemoved(tier=Tier.DEVICE):
+                changes.add(event.hashes, now_s, gone=True)
+            case AllCleared():
+                changes.forget(now_s)
+            case _:
+                pass

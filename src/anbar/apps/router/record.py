@@ -37,6 +37,7 @@ class Record(RequestFacts, kw_only=True):
     """The facts of a request that runs, from `started_s` on the router's clock."""
 
     started_s: float
+    decided_s: float = 0.0
     decision: Decision | None = None
     pending: Pending | None = None
     """What the block log will need of it; only while it runs, for it holds the prompt's tokens."""

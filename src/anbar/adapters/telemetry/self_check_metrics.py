@@ -1,0 +1,45 @@
+"""The metrics of the router's self-check: how engines' caches are known, and what comparing has found."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from anbar.core.outcome import FleetGauges
+
+
+def families(fleet: FleetGauges) -> Iterator[Metric]:
+    """What is read when somebody looks."""
+    mode = GaugeMetricFamily(
+        "anbar_router_engine_mode",
+        "1 for how the engine's cache is known: precise, from its events, or approximate, and why.",
+        labels=("engine", "mode", "reason"),
+    )
+    checked = CounterMetricFamily(
+        "anbar_router_self_check_requests",
+        "Answers compared with what the engine's events had told of its device cache, by finding.",
+        labels=("engine", "finding"),
+    )
+    rebuilds = CounterMetricFamily(
+        "anbar_router_index_rebuilds",
+        "Times an engine's part of the prefix index was built anew because it was wrong.",
+        labels=("engine",),
+    )
+    for engine in fleet.engines:
+        word = "approximate" if engine.degraded else "precise"
+        mode.add_metric((engine.engine, word, engine.degraded), 1.0)
+        for finding, number in engine.num_checked.items():
+            checked.add_metric((engine.engine, finding), number)
+        rebuilds.add_metric((engine.engine,), engine.num_rebuilds)
+    yield from (mode, checked, rebuilds)
+
+
+def trust_counter(registry: CollectorRegistry) -> Counter:
+    """Moved by `TrustChanged`."""
+    return Counter(
+        "anbar_router_trust_changes_total",
+        "Times the index of an engine was found wrong (rebuilding), built anew (comparing), agreed again "
+        "(precise).",
+        ("engine", "trust"),
+        registry=registry,
+    )

@@ -1,0 +1,171 @@
+"""Whether an engine's part of the prefix index can be believed: what it predicted against what was reported.
+
+Compared are the tokens that the index told to be on the engine's **device** when a request was routed,
+with the `cached_tokens` of the answer's usage. Fewer reported than told is an over-prediction, and a
+growing share of those is drift: removals that were missed, other hash inputs, another template. More than
+told is unknown content (what was stored before the router came, or lies in a tier): counted, and no
+reason for anything.
+
+What is not compared, because the index is not to blame:
+- tokens that only this router's own placements told (`PrefixMatch.unproven`);
+- blocks of host and store: those are hints, refuted one by one;
+- a request whose told blocks the engine has announced to be gone since it was routed (`RecentChanges`);
+- a request that was handed over from a prefill engine, asked for no cache, or was not answered to its end;
+- what was told by an index that was begun anew since.
+
+States: PRECISE → (drift) → REBUILDING → (the index is built anew) → COMPARING → (it agrees) → PRECISE.
+Outside of PRECISE the engine is routed to by placements, while the index goes on predicting in the
+background. If it is wrong again it is built anew again, each time after four times as many requests, so
+that a lasting cause does not keep an engine busy with replays."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from anbar.core.ids import EngineHash
+
+WINDOW = 32
+"""Requests that are looked at together: what a drift began with is forgotten soon, one odd request is
+little."""
+
+MIN_REQUESTS = 8
+"""Before so many a share says nothing."""
+
+AGREE_REQUESTS = 16
+"""Twice as many to be believed again as not to be: coming back wrongly costs another rebuild."""
+
+DRIFT_SHARE = 0.2
+"""Of what was told, absent on average. Requests and events that cross on the way are a few percent; a
+fifth is about where the engine that was sent to last is as good a guess."""
+
+AGREE_SHARE = 0.05
+"""Well below `DRIFT_SHARE`, so that an engine in between does not go back and forth."""
+
+MAX_PATIENCE = 65_536
+"""Most requests between two rebuilds."""
+
+
+class Trust(Enum):
+    """What the index is worth for one engine."""
+
+    PRECISE = "precise"
+    REBUILDING = "rebuilding"
+    """It was wrong too often, and is being built anew."""
+    COMPARING = "comparing"
+    """It was built anew, and is not believed before it agrees."""
+
+
+class Verdict(Enum):
+    """What one request says of the index."""
+
+    AGREES = "agrees"
+    OVER = "over"
+    """Fewer cached than told."""
+    UNKNOWN_CONTENT = "unknown_content"
+    """More cached than told."""
+    NOTHING = "nothing"
+    """Too little was told to be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftLimits:
+    """`share`: what is absent of what was told, on average, beyond which it is drift; 1: never."""
+
+    share: float = DRIFT_SHARE
+
+
+class DriftCheck:
+    """The state of one engine. Knows no clock; whoever calls it acts on what `trust` becomes."""
+
+    def __init__(self, limits: DriftLimits | None = None) -> None:
+        self._limits = limits if limits is not None else DriftLimits()
+        self._shares: deque[float] = deque(maxlen=WINDOW)
+        self._num_compared = 0
+        """Since the index was begun anew."""
+        self._patience = MIN_REQUESTS
+        self.trust = Trust.PRECISE
+
+    @property
+    def share(self) -> float:
+        """What was absent of what was told, on average over the window; 0 before anything was compared."""
+        return sum(self._shares) / len(self._shares) if self._shares else 0.0
+
+    @property
+    def num_in_window(self) -> int:
+        return len(self._shares)
+
+    def observe(self, told: int, reported: int, block_size: int) -> Verdict:
+        """A request for which the index told `told` device tokens and the engine reported `reported`. One
+        block is within what engines differ by (a draft model gives up the last one)."""
+        over = told - reported
+        if told <= block_size:
+            return Verdict.UNKNOWN_CONTENT if over < 0 else Verdict.NOTHING
+        if self.trust is not Trust.REBUILDING:
+            self._shares.append(over / told if over > block_size else 0.0)
+            self._num_compared += 1
+            self._judge()
+        if over > block_size:
+            return Verdict.OVER
+        return Verdict.UNKNOWN_CONTENT if over < 0 else Verdict.AGREES
+
+    def rebuilt(self) -> None:
+        """All that the engine can replay was taken in anew."""
+        if self.trust is Trust.REBUILDING:
+            self._begin(Trust.COMPARING)
+
+    def begin_anew(self) -> None:
+        """The engine itself began anew, and the index with it: nothing is held against it."""
+        self._begin(Trust.PRECISE)
+        self._patience = MIN_REQUESTS
+
+    def _judge(self) -> None:
+        num, share = len(self._shares), self.share
+        if share > self._limits.share and num >= MIN_REQUESTS and self._num_compared >= self._patience:
+            self._patience = min(4 * self._patience, MAX_PATIENCE)
+            self._begin(Trust.REBUILDING)
+        elif self.trust is Trust.COMPARING and num >= AGREE_REQUESTS and share <= AGREE_SHARE:
+            self.begin_anew()
+
+    def _begin(self, trust: Trust) -> None:
+        self.trust = trust
+        self._shares.clear()
+        self._num_compared = 0
+
+
+class RecentChanges:
+    """What an engine announced of its device blocks, in order, as far as the last `capacity` of them go.
+
+    A request that waits in an engine's queue may find gone what it was told of, and the index was right
+    all the same: then the engine has announced since that the block is gone, and only after that, when
+    the request had computed it again, that it is there. An index that was wrong sees it stored without a
+    word of its end."""
+
+    def __init__(self, capacity: int = 32_768) -> None:
+        self._capacity = capacity
+        self._changes: deque[tuple[float, bool, tuple[EngineHash, ...]]] = deque()
+        self._num_hashes = 0
+        self._complete_since_s = float("-inf")
+        """Of what was announced before, some is not remembered."""
+
+    def add(self, hashes: tuple[EngineHash, ...], now_s: float, *, gone: bool) -> None:
+        """Blocks left the device, or came to it."""
+        self._changes.append((now_s, gone, hashes))
+        self._num_hashes += len(hashes)
+        while self._num_hashes > self._capacity:
+            self._complete_since_s, _, dropped = self._changes.popleft()
+            self._num_hashes -= len(dropped)
+
+    def forget(self, now_s: float) -> None:
+        """The device was emptied, or nothing is known of what happened to it until now."""
+        self._changes.clear()
+        self._num_hashes = 0
+        self._complete_since_s = now_s
+
+    def covers(self, start_s: float) -> bool:
+        """Whether all that was announced at `start_s` or later is remembered."""
+        return start_s > self._complete_since_s
+
+    def since(self, start_s: float) -> Iterator[tuple[EngineHash, bool]]:
+        """The blocks that were announced at `start_s` or later, in order, each with whether it was gone."""
+        return ((name, gone) for at_s, gone, hashes in self._changes if at_s >= start_s for name in hashes)

@@ -120,8 +120,8 @@ class Observer:
             "one number: the prior's shape": OneNumber(PREFILL_PRIOR),
         }
         self._learned = {
-            "three coefficients": CostGroup(PREFILL_PRIOR).join(),
-            "three, with the cost file": CostGroup(prior).join(),
+            "four coefficients": CostGroup(PREFILL_PRIOR).join(),
+            "four, with the cost file": CostGroup(prior).join(),
         }
         self.errors: dict[str, list[float]] = {name: [] for name in (*self._scaled, *self._learned)}
         """ln(measured / predicted), by learner, in the order in which first tokens came."""
@@ -156,8 +156,10 @@ class Observer:
         for name, costs in self._learned.items():
             prefill = costs.prefill
             wait_s = max(0.0, prefill.work_seconds(queued) - done_s)
-            predicted[name] = wait_s + prefill.overhead_s + prefill.work_seconds(own)
-        prefill_s = next(iter(self._learned.values())).prefill.work_seconds(own)
+            beside_s = prefill.s_per_answer * self._load.num_decoding
+            predicted[name] = wait_s + beside_s + prefill.overhead_s + prefill.work_seconds(own)
+        prefill = next(iter(self._learned.values())).prefill
+        prefill_s = prefill.overhead_s + prefill.work_seconds(own)
         cached = timeline.num_cached
         prediction = Prediction(PrefixMatch(cached, cached, cached), prefill_s=prefill_s)
         share = self._load.hold(Plan(timeline.num_prompt_tokens, prediction), self._clock)
@@ -348,8 +350,8 @@ def main() -> None:
         table.add_column(column)
     for name, found in rows.items():
         table.add_row(name, *(f"{median:.0%} / {most:.0%}" for median, most in found.values()))
-        before, after = found[learners[0]], found["three coefficients"]
-        report.ratios[f"{name}: median error, one number / three"] = before[0] / after[0]
+        before, after = found[learners[0]], found["four coefficients"]
+        report.ratios[f"{name}: median error, one number / four"] = before[0] / after[0]
     Console(width=200).print(table)
     print(f"written: {report.write().relative_to(Path.cwd())}")
 

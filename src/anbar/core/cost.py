@@ -38,6 +38,9 @@ class PrefillCost(msgspec.Struct, frozen=True):
     a_s_per_token: float
     b_s_per_token2: float = 0.0
     overhead_s: float = 0.0
+    s_per_answer: float = 0.0
+    """By how much each answer that runs beside it delays a prompt's first token: its part of the step that is
+    under way when the prompt arrives, and of those in which the prompt is computed."""
 
     def seconds(self, num_tokens: int, num_cached: int = 0) -> float:
         """Seconds to compute tokens `num_cached`..`num_tokens`; 0.0 when nothing is left to compute."""

@@ -4,7 +4,10 @@ from anbar.core.cost import EngineCost, LoadCost, PrefillCost
 from anbar.core.cost_file import CostFile
 
 _SHORTEST, _MOST_STEPS = 16, 16
-"""Prompts of 16 tokens to 16 full steps, doubling, are what the three coefficients are fitted to."""
+"""Prompts of 16 tokens to 16 full steps, doubling, are what overhead and linear part are fitted to."""
+
+_ANSWERS, _CONTEXT = 16, 1000
+"""Answers, and tokens of each, for which their cost is taken."""
 
 
 def prefill_prior(content: CostFile) -> PrefillCost:
@@ -21,7 +24,7 @@ def prefill_prior(content: CostFile) -> PrefillCost:
     overhead, a = _line([(x, y, y + cost.prefill_s_per_token2 * x**2) for x, y in rows])
     if overhead < 0:
         overhead, a = 0.0, _slope(rows)
-    return PrefillCost(a, cost.prefill_s_per_token2, overhead)
+    return PrefillCost(a, cost.prefill_s_per_token2, overhead, _s_per_answer(content))
 
 
 def host_load(content: CostFile) -> LoadCost:
@@ -29,6 +32,15 @@ def host_load(content: CostFile) -> LoadCost:
     load, kind = content.cost.load, content.engine
     per_token = load.s_per_byte * kind.kv_bytes_per_token + load.s_per_copy / kind.block_size
     return LoadCost(per_token, load.latency_s)
+
+
+def _s_per_answer(content: CostFile) -> float:
+    """A running answer's part of one step and a half: of the one in which a prompt arrives half is left on
+    average, and then it is computed in one or more."""
+    cost, most = content.cost, _ANSWERS
+    computing_s = (cost.tokens.seconds(1 + most) - cost.tokens.seconds(1)) / most
+    reading_s = cost.decode_s_per_kv_byte * content.engine.kv_bytes_per_token * _CONTEXT
+    return 1.5 * (computing_s + reading_s)
 
 
 def _linear_s(cost: EngineCost, num_tokens: int, budget: int) -> float:

@@ -42,9 +42,10 @@ class EngineView(msgspec.Struct, frozen=True):
 
     @property
     def wait_s(self) -> float:
-        """Seconds until it has computed what it was sent before."""
+        """Seconds until it has computed what it was sent before, and what running answers take from it."""
         queued = PrefillWork(self.queued_prefill_tokens, self.queued_prefill_pairs)
-        return max(0.0, self.prefill.work_seconds(queued) - self.prefill_done_s)
+        left_s = max(0.0, self.prefill.work_seconds(queued) - self.prefill_done_s)
+        return left_s + self.prefill.s_per_answer * self.num_decoding
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):

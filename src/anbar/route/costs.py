@@ -1,6 +1,6 @@
 """All that is learned of one engine's speed: what prompts cost to compute, and to load from each tier.
 
-A finished request teaches what most of its tokens went through. If those were computed, the time is the
+A finished request teaches what its tokens went through. If they were computed, all but a few, the time is the
 prefill's, less the predicted load. If most were loaded, what the predicted wait and prefill leave over is
 the load's: seconds per token and tier, as a share of the time to compute a token, by least squares with
 forgetting, between 0 (free) and 1 (no better than computing).
@@ -26,11 +26,15 @@ class Finished(msgspec.Struct, frozen=True):
     own: PrefillWork
     """What was computed of its prompt."""
     seconds: float
-    """From when the engine began with the first of `queued` (or was sent it) to the first token."""
+    """From sending it to the first token, and what was done of `queued` by then."""
     queued: PrefillWork = NO_WORK
     """What was to compute before."""
     loaded: Mapping[Tier, int] = msgspec.field(default_factory=dict)
     """Tokens that came from each tier below the device."""
+    num_decoding: int = 0
+    """Answers that ran when it was sent."""
+    is_clear: bool = True
+    """Whether it is known what it waited for: nothing that was queued before was overtaken, or loaded."""
 
 
 class _Ratio:
@@ -88,6 +92,10 @@ class EngineCosts:
     MOST_LEFT = 4.0
     """Of a request's predicted seconds: what may count as left for a load, in either direction."""
 
+    MOST_LOADED = 0.125
+    """Tokens loaded for each one computed, of a request that teaches the prefill: a load may take longer than
+    is predicted, and that must not be taken for computing."""
+
     def __init__(self, group: CostGroup) -> None:
         self._group = group
         self.learner: PrefillLearner = group.prefill.join()
@@ -124,16 +132,20 @@ class EngineCosts:
         """Learn from one request. What no clock can have measured is ignored."""
         loads, num_loaded = self.loads, sum(finished.loaded.values())
         load_s = sum(loads[tier].seconds(count) for tier, count in finished.loaded.items())
-        if num_loaded <= finished.own.tokens:
-            sample = PrefillSample(finished.own, finished.seconds - load_s, finished.queued)
+        if num_loaded <= self.MOST_LOADED * finished.own.tokens:
+            if not finished.is_clear:
+                return
+            sample = PrefillSample(
+                finished.own, finished.seconds - load_s, finished.queued, finished.num_decoding
+            )
             self.learner.observe(sample)
-        elif math.isfinite(finished.seconds) and finished.seconds > 0:
+        elif num_loaded > finished.own.tokens and math.isfinite(finished.seconds) and finished.seconds > 0:
             self._observe_loads(finished, loads, load_s)
 
     def _observe_loads(self, finished: Finished, loads: Mapping[Tier, LoadCost], load_s: float) -> None:
         prefill = self.prefill
         other_s = prefill.overhead_s + prefill.work_seconds(finished.own)
-        other_s += prefill.work_seconds(finished.queued)
+        other_s += prefill.work_seconds(finished.queued) + prefill.s_per_answer * finished.num_decoding
         expected_s = other_s + load_s
         most_s = self.MOST_LEFT * expected_s
         left_s = min(max(finished.seconds - other_s, -most_s), most_s)

@@ -1,13 +1,13 @@
 """What engines' prefill costs, learned from the requests they have finished.
 
-Sought are the coefficients of `overhead + a (L - m) + b (L^2 - m^2)`, by recursive least squares with
-forgetting and bounds (`anbar.route.least_squares`), in three stages, each of which begins where the one
-before ends:
+Sought are the coefficients of `overhead + a (L - m) + b (L^2 - m^2) + c D`, where D answers run beside the
+prompt, by recursive least squares with forgetting and bounds (`anbar.route.least_squares`), in three stages,
+each of which begins where the one before ends:
 
     prior  →  group: all engines that are expected to be alike, long memory  →  engine: short memory
 
-Each stage first finds the *scale*, one number by which things are slower than said so far, and then the three
-coefficients near what the scale says. (For the group the scale is that of the linear and quadratic part: a
+Each stage first finds the *scale*, one number by which things are slower than said so far, and then the
+coefficients near what the scale says. (For the group the scale is that of all but the overhead: a
 machine that computes a hundred times slower than the prior does not answer HTTP as much slower.) From prompts
 of like length `a` and `b` cannot be told apart; then the scale is all that is learned and the shape stays
 that of the stage before, so that a prompt ten times as long is not mispredicted by orders of magnitude. The
@@ -21,6 +21,8 @@ draw every request away from engines that hold its prefix.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from anbar.core.cost import NO_WORK, PrefillCost, PrefillWork
 from anbar.route.least_squares import FadedSums, Gains, solve
 
@@ -32,10 +34,11 @@ class PrefillSample:
     own: PrefillWork
     """What the engine computed of its prompt."""
     seconds: float
-    """From when the engine began with the first of `queued` (or was sent it, when that is empty) to the first
-    token."""
+    """From sending it to the first token, and what was done of `queued` by then."""
     queued: PrefillWork = NO_WORK
     """What the engine had to compute before, from the first on that it had not answered yet."""
+    num_decoding: int = 0
+    """Answers that ran when it was sent."""
 
 
 HALF_LIFE = 32
@@ -72,32 +75,38 @@ GROUP_SAMPLES = 2.0
 """Samples that the group's scale is worth to a new engine, half as many after its first sample, a third after
 its second, …: differences between like engines are noise at first."""
 
-GROUP_RIDGE: Gains = (0.005, 0.2, 0.005)
-ENGINE_RIDGE: Gains = (0.2, 1.0, 0.5)
-"""How strongly overhead, linear and quadratic part are drawn to what the stage before says with the scale;
-(relative error of a sample / that of the coefficient)^2: a fifth over three for what is known least."""
+GROUP_RIDGE: Gains = np.array([0.005, 0.2, 0.005, 0.02])
+ENGINE_RIDGE: Gains = np.array([0.2, 1.0, 0.5, 0.5])
+"""How strongly the coefficients of overhead, tokens, pairs and answers are drawn to what the stage before
+says with the scale; (relative error of a sample / that of the coefficient)^2: a fifth over three for what is
+known least."""
 
 MOVED = 0.01
 """The group tells its engines of a new estimate when a coefficient has changed by that share."""
 
-_START: Gains = (1.0, 1.0, 1.0)
+_START: Gains = np.ones(4)
 
 
 def _near(scaled: Gains, num_samples: float) -> tuple[Gains, Gains]:
     """How far the coefficients may be from what the scale says."""
-    overhead, linear, quadratic = scaled
+    overhead, linear, quadratic, answers = scaled
     factor = min(MOST_FACTOR, 2 ** (num_samples / DOUBLED_BY))
-    high = max(overhead, OVERHEAD_ROOM) * factor, linear * factor, max(linear, quadratic) * factor
-    return (0.0, linear / factor, 0.0), high
+    high = max(overhead, OVERHEAD_ROOM), linear, max(linear, quadratic), max(linear, answers)
+    return np.array([0.0, linear / factor, 0.0, 0.0]), np.array(high) * factor
 
 
-def _strength(ridge: Gains, scaled: Gains) -> Gains:
-    """Samples weigh less the slower the engine is, and so must this."""
-    return ridge[0] / scaled[1], ridge[1] / scaled[1], ridge[2] / scaled[1]
-
-
-def _times(gains: Gains, factor: float) -> Gains:
-    return gains[0] * factor, gains[1] * factor, gains[2] * factor
+def _parts(prior: PrefillCost, sample: PrefillSample) -> Gains:
+    """The seconds that the prior expects, by coefficient."""
+    tokens = sample.own.tokens + sample.queued.tokens
+    pairs = sample.own.pairs + sample.queued.pairs
+    return np.array(
+        [
+            prior.overhead_s,
+            prior.a_s_per_token * tokens,
+            prior.b_s_per_token2 * pairs,
+            prior.s_per_answer * sample.num_decoding,
+        ]
+    )
 
 
 class PrefillGroup:
@@ -105,14 +114,15 @@ class PrefillGroup:
     object only when they have changed by more than noise, so that a look at an engine costs a comparison."""
 
     def __init__(self, prior: PrefillCost) -> None:
-        if not (prior.a_s_per_token > 0 and prior.b_s_per_token2 >= 0 and prior.overhead_s >= 0):
-            raise ValueError(f"the prior is {prior}: a must be positive, b and the overhead not negative")
+        others = prior.b_s_per_token2, prior.overhead_s, prior.s_per_answer
+        if prior.a_s_per_token <= 0 or min(others) < 0:
+            raise ValueError(f"the prior is {prior}: a must be positive, the others not negative")
         self.prior = prior
         self.num_samples = 0
         self.gains = _START
         self._num_solved = 0
-        self._long = FadedSums(GROUP_HALF_LIFE)
-        self._recent = FadedSums(HALF_LIFE)
+        self._long = FadedSums(GROUP_HALF_LIFE, len(_START))
+        self._recent = FadedSums(HALF_LIFE, len(_START))
 
     def join(self) -> "PrefillLearner":
         """A learner for one more engine."""
@@ -127,11 +137,12 @@ class PrefillGroup:
             return  # of hundreds of samples one more changes nothing
         self._num_solved = self.num_samples
         low, high = SCALE_BOUNDS
-        scale = min(max(self._long.scale_of_work(PRIOR_SAMPLES), low), high)
-        scaled = 1.0, scale, scale
-        shape = solve(self._long, scaled, _strength(GROUP_RIDGE, scaled), *_near(scaled, self._long.num))
-        gains = _times(shape, self._recent.scale_of_all(shape, PRIOR_SAMPLES))
-        if any(abs(new - old) > MOVED * old for new, old in zip(gains, self.gains, strict=True)):
+        scale = min(max(self._long.scale_beside_first(PRIOR_SAMPLES), low), high)
+        scaled = np.array([1.0, scale, scale, scale])
+        # Samples weigh less the slower the engine is, and so must what draws the other way.
+        shape = solve(self._long, scaled, GROUP_RIDGE / scale, *_near(scaled, self._long.num))
+        gains = shape * self._recent.scale(shape, PRIOR_SAMPLES)
+        if (np.abs(gains - self.gains) > MOVED * self.gains).any():
             self.gains = gains
 
 
@@ -140,7 +151,7 @@ class PrefillLearner:
 
     def __init__(self, group: PrefillGroup) -> None:
         self._group = group
-        self._sums = FadedSums(HALF_LIFE)
+        self._sums = FadedSums(HALF_LIFE, len(_START))
         self._from: Gains | None = None
         self._gains = _START
         self._cost = group.prior
@@ -157,36 +168,34 @@ class PrefillLearner:
 
     def observe(self, sample: PrefillSample) -> None:
         """Learn from one request. What no clock can have measured is ignored."""
-        prior = self._group.prior
-        tokens = sample.own.tokens + sample.queued.tokens
-        pairs = sample.own.pairs + sample.queued.pairs
         if sample.own.tokens < 1 or not (math.isfinite(sample.seconds) and sample.seconds > 0):
             return
-        parts = prior.overhead_s, prior.a_s_per_token * tokens, prior.b_s_per_token2 * pairs
-        expected_s = sum(parts)
-        shares = parts[0] / expected_s, parts[1] / expected_s, parts[2] / expected_s
+        parts = _parts(self._group.prior, sample)
+        expected_s = float(parts.sum())
+        shares = parts / expected_s
         _ = self.cost  # brings `_gains` up to date
-        predicted = sum(share * gain for share, gain in zip(shares, self._gains, strict=True))
+        predicted = float(shares @ self._gains)
         step = MAX_STEP if self._group.num_samples else MAX_FIRST_STEP
         measured = min(max(sample.seconds / expected_s, predicted / step), predicted * step)
         self.error += (abs(measured / predicted - 1) - self.error) / min(self.num_samples + 1, HALF_LIFE)
         self.num_samples += 1
-        tells_scale = shares[0] <= MOST_OVERHEAD
+        tells_scale = bool(shares[0] <= MOST_OVERHEAD)
         self._sums.add(shares, measured, tells_scale=tells_scale)
         self._group.observe(shares, measured, tells_scale=tells_scale)
-        self._from = None
+        if self.num_samples <= HALF_LIFE or self.num_samples % 4 == 0:
+            self._from = None  # of dozens of samples one more changes little
 
     def _estimate(self) -> None:
         gains = self._from = self._group.gains
-        scale = self._sums.scale_of_all(gains, GROUP_SAMPLES / (1 + self.num_samples))
-        scaled = _times(gains, scale)
+        scaled = gains * self._sums.scale(gains, GROUP_SAMPLES / (1 + self.num_samples))
         if self.num_samples:
-            ridge = _strength(ENGINE_RIDGE, scaled)
-            scaled = solve(self._sums, scaled, ridge, *_near(scaled, self._sums.num))
+            scaled = solve(self._sums, scaled, ENGINE_RIDGE / scaled[1], *_near(scaled, self._sums.num))
         self._gains = scaled
         prior = self._group.prior
+        overhead, linear, quadratic, answers = scaled.tolist()
         self._cost = PrefillCost(
-            a_s_per_token=prior.a_s_per_token * scaled[1],
-            b_s_per_token2=prior.b_s_per_token2 * scaled[2],
-            overhead_s=prior.overhead_s * scaled[0],
+            a_s_per_token=prior.a_s_per_token * linear,
+            b_s_per_token2=prior.b_s_per_token2 * quadratic,
+            overhead_s=prior.overhead_s * overhead,
+            s_per_answer=prior.s_per_answer * answers,
         )

@@ -1,7 +1,8 @@
 """What a request would cost on an engine, in seconds: `TTFT(w) = wait(w) + load(w) + prefill(w)`.
 
 - wait: `a Q + b P` for the prompts that `w` was sent before and has not computed, Q their tokens and P the
-  sum of their own L^2 - m^2, less the seconds since it began with the first of them.
+  sum of their own L^2 - m^2, less the seconds since it began with the first of them; and `c D` for the D
+  answers that it streams, whose steps the prompt shares.
 - load: latency and seconds per token of the part that lies in host RAM or in the shared store.
 - prefill: `overhead + a (L - m) + b (L^2 - m^2)` for the tokens m..L that come from no tier.
 

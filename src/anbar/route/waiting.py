@@ -24,12 +24,14 @@ class QueuedPrompt(msgspec.Struct, frozen=True, eq=False):
     """How long that is predicted to take."""
     shows_first_token: bool
     """Whether its first token is seen, since the answer is streamed."""
+    loads: bool = False
+    """Whether some of it comes from a tier below the device. Others are computed meanwhile."""
 
 
 class PrefillQueue:
     """In the order in which they were sent. Times are of one clock and do not go back."""
 
-    __slots__ = ("_began_s", "_prompts", "pairs", "tokens")
+    __slots__ = ("_began_s", "_prompts", "num_loading", "pairs", "tokens")
 
     def __init__(self) -> None:
         self._prompts: OrderedDict[QueuedPrompt, None] = OrderedDict()
@@ -37,6 +39,7 @@ class PrefillQueue:
         """When the engine began with the first of them."""
         self.tokens = 0
         self.pairs = 0
+        self.num_loading = 0
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -46,14 +49,10 @@ class PrefillQueue:
         """Of all of them, whatever is done of the first."""
         return PrefillWork(self.tokens, self.pairs)
 
-    def busy_s(self, now_s: float) -> float:
-        """Seconds since the engine began with the first of them."""
-        return now_s - self._began_s if self._prompts else 0.0
-
     def done_s(self, now_s: float) -> float:
         """Seconds of work that are done on the first of them: no more than it is predicted to take."""
         first = next(iter(self._prompts), None)
-        return min(self.busy_s(now_s), first.seconds) if first is not None else 0.0
+        return min(now_s - self._began_s, first.seconds) if first is not None else 0.0
 
     def add(self, prompt: QueuedPrompt, now_s: float) -> None:
         """It is sent now."""
@@ -62,11 +61,13 @@ class PrefillQueue:
         self._prompts[prompt] = None
         self.tokens += prompt.work.tokens
         self.pairs += prompt.work.pairs
+        self.num_loading += prompt.loads
 
-    def answered(self, prompt: QueuedPrompt, now_s: float) -> None:
-        """Its first token is here: it and those before it that show none are computed."""
+    def answered(self, prompt: QueuedPrompt, now_s: float) -> bool:
+        """Its first token is here: it and those before it that show none are computed. Whether it came in
+        order: some engines have their own."""
         if prompt not in self._prompts:
-            return
+            return False
         is_first = True
         for other in list(self._prompts):
             if other is prompt:
@@ -78,6 +79,7 @@ class PrefillQueue:
         self._remove(prompt)
         if is_first:
             self._began_s = now_s
+        return is_first
 
     def discard(self, prompt: QueuedPrompt, now_s: float) -> None:
         """It is given up, if it is still here."""
@@ -100,3 +102,4 @@ class PrefillQueue:
         del self._prompts[prompt]
         self.tokens -= prompt.work.tokens
         self.pairs -= prompt.work.pairs
+        self.num_loading -= prompt.loads

@@ -64,10 +64,20 @@ def test_no_coefficient_is_negative() -> None:
 
 def test_steps_that_take_no_time_have_no_rate() -> None:
     """Nothing to begin with: whoever asked is told so."""
-    assert prefill_prior(content(EngineCost())) == PrefillCost(0.0, 0.0, 0.0)
+    assert prefill_prior(content(EngineCost())) == PrefillCost(0.0)
 
 
 def test_a_load_costs_its_bytes_and_its_copies() -> None:
     """50 GB/s and a microsecond for each block of 16 tokens."""
     cost = host_load(content(EngineCost(load=CopyCost(2e-5, 1.6e-5, 2e-11))))
     assert cost.seconds(1000) == pytest.approx(2e-5 + 1000 * (KV_BYTES_PER_TOKEN * 2e-11 + 1e-6))
+
+
+def test_an_answer_takes_its_part_of_a_step_and_a_half() -> None:
+    """16 answers with 1,000 tokens of context each make a step of the engine model longer by as much as the
+    prior says of each, one and a half times."""
+    curve, kv_bytes = H100_8B.tokens, KV_BYTES_PER_TOKEN
+    reading_s = H100_8B.decode_s_per_kv_byte * kv_bytes * 1000
+    expected_s = 1.5 * ((curve.seconds(17) - curve.seconds(1)) / 16 + reading_s)
+    assert prefill_prior(content(H100_8B)).s_per_answer == pytest.approx(expected_s)
+    assert prefill_prior(content(EngineCost(curve))).s_per_answer < expected_s

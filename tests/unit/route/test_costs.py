@@ -54,7 +54,7 @@ def test_a_prompt_that_was_mostly_computed_teaches_the_prefill() -> None:
     before = costs.loads[Tier.HOST].s_per_token / costs.prefill.a_s_per_token
     for _ in range(30):
         costs.observe(
-            Finished(PrefillWork.of(3000, 500), 2 * COST.seconds(3000, 500), loaded={Tier.HOST: 500})
+            Finished(PrefillWork.of(3000, 300), 2 * COST.seconds(3000, 300), loaded={Tier.HOST: 300})
         )
     assert costs.prefill.seconds(3000) == pytest.approx(2 * COST.seconds(3000), rel=0.1)
     assert costs.loads[Tier.HOST].s_per_token / costs.prefill.a_s_per_token == pytest.approx(before)
@@ -105,6 +105,16 @@ def test_what_is_known_of_a_tier_is_where_learning_begins() -> None:
     assert costs.loads[Tier.HOST].seconds(1000) == pytest.approx(0.203)
     assert costs.loads[Tier.SHARED].s_per_token == pytest.approx(1e-4)
     assert costs.loads[Tier.HOST].seconds(0) == 0.0
+
+
+def test_what_overtook_another_or_loaded_some_teaches_no_prefill() -> None:
+    """A prompt is loaded from a store while one that was sent later is computed: how much of the queue the
+    later one waited for, nobody knows. Nor what of a prompt that was loaded by a third took how long."""
+    costs = ready()
+    work = PrefillWork.of(2000)
+    costs.observe(Finished(work, 100.0, PrefillWork.of(50), is_clear=False))
+    costs.observe(Finished(work, 100.0, loaded={Tier.HOST: 1000, Tier.SHARED: 0}))
+    assert (costs.learner.num_samples, costs.num_loads(Tier.HOST), costs.prefill) == (0, 0, COST)
 
 
 def test_a_look_makes_nothing_new() -> None:

@@ -57,7 +57,8 @@ def test_share_is_returned_when_a_request_fails() -> None:
 def test_what_a_request_says_of_its_engine() -> None:
     """A prompt of 1,000 tokens behind one of 400 that the engine has worked on for a second; the first token
     comes three seconds later. The time is that of both prompts, and what was loaded is what was predicted, as
-    far as the engine reports it."""
+    far as the engine reports it. One that overtakes another, or comes
+    behind one that loads, does not know what it waited for."""
     load, clock = EngineLoad(), ManualClock()
     match = PrefixMatch(100, 300, 600)
     with load.hold(Plan(400, Prediction(prefill_s=2.0)), clock) as first:
@@ -69,7 +70,17 @@ def test_what_a_request_says_of_its_engine() -> None:
             assert first.finished(0).seconds == 2.0
             clock.advance(2.0)
             second.first_byte()
+            assert second.finished(0).is_clear
             whole, less, more = (second.finished(num_cached) for num_cached in (600, 200, 900))
+    with load.hold(Plan(400), clock), load.hold(Plan(100), clock) as third:
+        third.first_byte()
+    assert not third.finished(0).is_clear
+    loads = Plan(400, Prediction(PrefixMatch(0, 300, 300)))
+    with load.hold(loads, clock) as ahead, load.hold(Plan(100), clock) as behind:
+        ahead.first_byte()
+        behind.first_byte()
+    assert ahead.finished(0).is_clear
+    assert not behind.finished(0).is_clear
     assert (whole.seconds, whole.queued) == (4.0, PrefillWork(400, 160_000))
     assert (whole.own, whole.loaded) == (PrefillWork.of(1000, 600), {Tier.HOST: 200, Tier.SHARED: 300})
     assert (less.own, less.loaded) == (PrefillWork.of(1000, 200), {Tier.HOST: 100, Tier.SHARED: 0})

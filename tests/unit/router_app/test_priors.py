@@ -79,6 +79,7 @@ def test_what_was_learned_is_shown() -> None:
     prefill, load = page["prefill"], page["load"]
     assert isinstance(prefill, dict)
     assert isinstance(load, dict)
+    assert prefill["s_per_running_answer"] > 0
     assert prefill["requests"] == load["host"]["requests"] == 40
     seconds = prefill["overhead_s"] + 2000 * prefill["s_per_token"] + 2000**2 * prefill["s_per_token2"]
     assert seconds == pytest.approx(1.0, rel=0.1)

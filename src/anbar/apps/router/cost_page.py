@@ -13,6 +13,7 @@ def costs_page(costs: EngineCosts) -> dict[str, object]:
             "overhead_s": _short(prefill.overhead_s),
             "s_per_token": _short(prefill.a_s_per_token),
             "s_per_token2": _short(prefill.b_s_per_token2),
+            "s_per_running_answer": _short(prefill.s_per_answer),
             "requests": learner.num_samples,
             "mean_error": round(learner.error, 3),
         },

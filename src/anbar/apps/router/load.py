@@ -49,21 +49,37 @@ class EngineLoad:
 class Share:
     """One request's part of an engine's load."""
 
-    __slots__ = ("_before", "_clock", "_load", "_plan", "_prompt", "_seconds", "_started_s")
+    __slots__ = (
+        "_before",
+        "_clock",
+        "_is_clear",
+        "_load",
+        "_num_decoding",
+        "_plan",
+        "_prompt",
+        "_seconds",
+        "_started_s",
+    )
 
     def __init__(self, load: EngineLoad, plan: Plan, clock: Clock) -> None:
         work = PrefillWork.of(plan.num_tokens, plan.prediction.match.total) if plan.num_tokens else NO_WORK
-        self._prompt = QueuedPrompt(work, plan.prediction.prefill_s, plan.streams)
+        match = plan.prediction.match
+        loads = match.total > match.device
+        self._prompt = QueuedPrompt(work, plan.prediction.prefill_s, plan.streams, loads)
         self._plan = plan
         self._load = load
         self._clock = clock
         self._before = NO_WORK
+        self._is_clear = True
+        self._num_decoding = 0
         self._started_s = self._seconds = 0.0
 
     def __enter__(self) -> "Share":
         now_s, queue = self._clock.now_s(), self._load.queue
         queue.pass_time(now_s)
-        self._before, self._started_s = queue.work, now_s - queue.busy_s(now_s)
+        self._before, self._started_s = queue.work, now_s - queue.done_s(now_s)
+        self._is_clear = queue.num_loading == 0
+        self._num_decoding = self._load.num_decoding
         self._load.num_in_flight += 1
         queue.add(self._prompt, now_s)
         return self
@@ -72,7 +88,8 @@ class Share:
         """The prefill is over."""
         now_s = self._clock.now_s()
         self._seconds = now_s - self._started_s
-        self._load.queue.answered(self._prompt, now_s)
+        if not self._load.queue.answered(self._prompt, now_s):
+            self._is_clear = False
 
     def finished(self, num_cached: int) -> Finished:
         """What the request, past its first byte, says of its engine. `num_cached`: what the engine reported,
@@ -82,7 +99,8 @@ class Share:
         host = max(0, min(match.host, num_cached) - match.device)
         shared = max(0, min(match.shared, num_cached) - match.host)
         own = PrefillWork.of(self._plan.num_tokens, num_cached)
-        return Finished(own, self._seconds, self._before, {Tier.HOST: host, Tier.SHARED: shared})
+        loaded = {Tier.HOST: host, Tier.SHARED: shared}
+        return Finished(own, self._seconds, self._before, loaded, self._num_decoding, self._is_clear)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -34,6 +34,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("cache", models.CacheConfig),
     ("cache.store", models.StoreConfig),
     ("router", models.RouterConfig),
+    ("router.models.NAME[]", models.TargetConfig),
     ("router.session", models.SessionConfig),
     ("router.prefix", models.PrefixConfig),
     ("router.record", models.RecordConfig),

@@ -22,6 +22,7 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     yield from _names(config)
     yield from _ports(config)
     yield from _cache(config)
+    yield from _targets(config)
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:
@@ -106,3 +107,16 @@ def _cache(config: AnbarConfig) -> Iterator[Problem]:
     if cache.mode is not CacheMode.NONE and cache.host_bytes < MIN_HOST_BYTES:
         need = f"needs at least {format_size(MIN_HOST_BYTES)} with cache.mode {cache.mode}"
         yield Problem(("cache", "host_bytes"), f"is {format_size(cache.host_bytes)}; {need}")
+
+
+def _targets(config: AnbarConfig) -> Iterator[Problem]:
+    known = [engine_id for engine in config.engines for engine_id in engine_ids(engine)]
+    for name, targets in config.router.models.items():
+        path: KeyPath = ("router", "models", name)
+        if not any(target.weight > 0 for target in targets):
+            yield Problem(path, "has no target with a weight above 0")
+        for index, target in enumerate(targets):
+            for place, engine in enumerate(target.engines):
+                if engine not in known:
+                    text = f"is {engine!r}, which is no engine's id; allowed: {', '.join(known)}"
+                    yield Problem((*path, index, "engines", place), text)

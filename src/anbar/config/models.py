@@ -5,99 +5,25 @@ These classes check one value at a time; what must agree between values is in `c
 relative to the directory of the file.
 """
 
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
-from anbar.config.sizes import parse_size
-
-Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
-"""A size: an integer number of bytes, or text such as `2GiB`."""
-
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,46}[a-z0-9])?$")]
-"""Safe in a header, a file name, a metric label and a /dev/shm name: 1 to 48 of a-z 0-9 . _ - beginning and
-ending with a letter or digit."""
-
-Int = Annotated[int, Field(strict=True)]
-"""A whole number, not text that looks like one and not true or false."""
-
-Port = Annotated[Int, Field(ge=1, le=65535)]
-Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-
-
-_HTTP_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
-_ZMQ_URL = re.compile(r"tcp://[^/\s]+:\d+|ipc:///\S+")
-
-
-def _http_form(url: str) -> str:
-    if _HTTP_URL.fullmatch(url) is None:
-        raise ValueError("allowed: http:// or https:// with a host, such as http://10.0.0.5:8000")
-    return url
-
-
-def _without_v1(url: str) -> str:
-    base = url.rstrip("/").removesuffix("/v1")
-    if base != url.rstrip("/"):
-        raise ValueError(f"allowed: the base address, without /v1: {base}")
-    return url
-
-
-def _zmq_form(url: str) -> str:
-    if _ZMQ_URL.fullmatch(url) is None:
-        raise ValueError("allowed: tcp://, a host and a port, such as tcp://10.0.0.5:5557, or ipc:///a/path")
-    return url
-
-
-def _with_port(url: str) -> str:
-    """Refuses what has the look of an address and is none."""
-    if url.startswith("ipc:"):
-        return url
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise ValueError(f"allowed: host and port, the port from 1 to 65535 ({error})") from error
-    if not parts.hostname or port == 0:
-        raise ValueError("allowed: host and port, the port from 1 to 65535")
-    return url
-
-
-def _without_user(url: str) -> str:
-    if "@" in urlsplit(url).netloc:
-        raise ValueError("no user or password may stand in it: use api_key_env or api_key_file")
-    return url
-
-
-HttpUrl = Annotated[
-    str,
-    AfterValidator(_http_form),
-    AfterValidator(_with_port),
-    AfterValidator(_without_user),
-    AfterValidator(_without_v1),
-]
-ZmqUrl = Annotated[str, AfterValidator(_zmq_form), AfterValidator(_with_port)]
-
-
-def _not_empty(value: object) -> object:
-    """An empty path would mean the directory that the command happens to run in."""
-    if value == "":
-        raise ValueError("allowed: not empty")
-    return value
-
-
-NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True
-    )
+from anbar.config.fields import (
+    Bytes,
+    ConfigModel,
+    EnvName,
+    HttpUrl,
+    Int,
+    Name,
+    NamedPath,
+    Port,
+    Seconds,
+    Share,
+    ZmqUrl,
+)
 
 
 class Device(StrEnum):
@@ -177,7 +103,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """The small model that `anbar model` unpacks: real, Apache-2.0, and quick enough for two CPU cores."""
 
 
-class LaunchConfig(_Model):
+class LaunchConfig(ConfigModel):
     """Engines that `anbar up` starts on this machine."""
 
     model: Annotated[str, StringConstraints(min_length=1)] = DEFAULT_MODEL
@@ -236,7 +162,7 @@ class LaunchConfig(_Model):
     """Seconds until an engine that has not become ready counts as failed: loading a large model is slow."""
 
 
-class EngineConfig(_Model):
+class EngineConfig(ConfigModel):
     """One engine, or `launch.count` equal ones: either started here (`launch`) or already running (`url`)."""
 
     name: Name
@@ -272,7 +198,7 @@ class EngineConfig(_Model):
     GPU's, which a few requests correct."""
 
 
-class StoreConfig(_Model):
+class StoreConfig(ConfigModel):
     """The shared store: one per stack, the same for all engines."""
 
     kind: StoreKind = StoreKind.FILES
@@ -293,7 +219,7 @@ class StoreConfig(_Model):
     """Deadline of one call on the store; later it counts as a miss and the engine recomputes."""
 
 
-class CacheConfig(_Model):
+class CacheConfig(ConfigModel):
     """Where KV goes when it leaves the device of a launched engine."""
 
     mode: CacheMode = CacheMode.SHARED
@@ -312,7 +238,7 @@ class CacheConfig(_Model):
     """Used when `mode` is shared."""
 
 
-class ExplainConfig(_Model):
+class ExplainConfig(ConfigModel):
     """What the router can say afterwards of a choice: `GET /admin/explain/{request_id}`, `anbar explain`."""
 
     keep: Annotated[Int, Field(ge=0, le=100_000)] = 1000
@@ -325,7 +251,7 @@ class ExplainConfig(_Model):
     stranger could use to find out what others asked. always, never: everybody, nobody."""
 
 
-class SessionConfig(_Model):
+class SessionConfig(ConfigModel):
     """What a session is, and how far `policy: session` goes to keep it together."""
 
     header: Annotated[str, StringConstraints(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$")] = "x-session-id"
@@ -337,7 +263,7 @@ class SessionConfig(_Model):
     the session's next one."""
 
 
-class PrefixConfig(_Model):
+class PrefixConfig(ConfigModel):
     """The policy `prefix`."""
 
     min_match: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
@@ -352,7 +278,7 @@ class PrefixConfig(_Model):
     """Seconds that what was sent to an engine is believed to be in its cache, where no events tell."""
 
 
-class RecordConfig(_Model):
+class RecordConfig(ConfigModel):
     """The block log: for each recorded request its lengths, times and blocks by name, to plan caches with.
     No text and no tokens: blocks and sessions have keyed names (key: `<state_dir>/record.key`)."""
 
@@ -369,7 +295,35 @@ class RecordConfig(_Model):
     """Number of files that are kept, the current one included."""
 
 
-class RouterConfig(_Model):
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class TargetConfig(ConfigModel):
+    """One of the things that a name in `router.models` stands for."""
+
+    model: ModelName
+    """The name that engines serve it by, an adapter's too. It is put into the request in place of the
+    client's; the engine's answer says it."""
+
+    engines: tuple[Name, ...] = ()
+    """Ids of the engines that may serve it, as `/admin/engines` has them. Empty: all that serve the model."""
+
+    weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Share of the name's traffic, relative to the others'. 0: only when none of the others has a ready
+    engine."""
+
+
+def _listed(value: object) -> object:
+    """A name alone, or one target, is a list of one."""
+    if isinstance(value, str):
+        return ({"model": value},)
+    return (value,) if isinstance(value, dict) else value
+
+
+TargetConfigs = Annotated[tuple[TargetConfig, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class RouterConfig(ConfigModel):
     """The one endpoint that clients talk to."""
 
     host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
@@ -383,6 +337,10 @@ class RouterConfig(_Model):
     prefix: where the router sent the same beginning before, without any word from the engines. session: the
     requests of one session to one engine. least_loaded, round_robin, random: without regard to the cache.
     docs/policies has a page for each."""
+
+    models: dict[ModelName, TargetConfigs] = Field(default_factory=dict)
+    """Names that clients may send, and what each stands for: a served model (`gpt-4o: llama-8b`), or several
+    with shares of the traffic. A session stays with what it drew."""
 
     session: SessionConfig = Field(default_factory=SessionConfig)
     """Which requests belong together."""
@@ -468,7 +426,7 @@ def _default_engines() -> tuple[EngineConfig, ...]:
     return (EngineConfig(name="smollm2", launch=LaunchConfig(count=2)),)
 
 
-class AnbarConfig(_Model):
+class AnbarConfig(ConfigModel):
     """The whole of `anbar.yaml`. Without a file: two engines of the small model and a shared cache."""
 
     state_dir: NamedPath = Path(".anbar")

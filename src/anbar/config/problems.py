@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -56,12 +56,16 @@ def from_pydantic(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> Iter
 def fields_at(path: KeyPath, root: type[BaseModel]) -> Mapping[str, Any]:
     """The fields of the model at `path`; {} where there is none."""
     model: type[BaseModel] | None = root
+    is_users_key = False
     for part in path:
-        if isinstance(part, int):
+        if isinstance(part, int) or is_users_key:
+            is_users_key = False
             continue
         if model is None or part not in model.model_fields:
             return {}
-        model = next(_models_in(model.model_fields[part].annotation), None)
+        annotation = model.model_fields[part].annotation
+        is_users_key = get_origin(annotation) is dict
+        model = next(_models_in(annotation), None)
     return model.model_fields if model is not None else {}
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from anbar.core.ids import RequestId
+from anbar.core.ids import EngineId, RequestId
 
 MAX_CHARS_PER_TOKEN = 256
 """No token of a real vocabulary stands for more text."""
@@ -13,6 +13,7 @@ class RouteQuery(msgspec.Struct, frozen=True):
 
     `token_ids` is empty when the request could not be tokenized: routing is then by load alone.
     `num_tokens` is the prompt's length in tokens (an estimate when `token_ids` is empty).
+    `engines` names those that may serve it, all when it is empty.
     `session` is a digest of what the client calls its session, "" when it names none.
     """
 
@@ -23,3 +24,4 @@ class RouteQuery(msgspec.Struct, frozen=True):
     lora: str | None = None
     cache_salt: str | None = None
     session: str = ""
+    engines: frozenset[EngineId] = frozenset()

@@ -18,6 +18,8 @@ class Verdict(Enum):
     """It has not said yet which models it serves."""
     OTHER_MODEL = "other_model"
     """It does not serve the request's model."""
+    OTHER_GROUP = "other_group"
+    """It serves the model, but not for the name or the share of traffic that the request belongs to."""
     TOO_LONG = "too_long"
     """The prompt leaves no room in its context."""
     STARTING = "starting"
@@ -49,10 +51,17 @@ def fits(query: RouteQuery, engine: EngineView) -> bool:
     return not query.token_ids or not engine.max_model_len or query.num_tokens < engine.max_model_len
 
 
+def in_group(query: RouteQuery, engine: EngineView) -> bool:
+    """Whether the engine is one of those that the request's name stands for."""
+    return not query.engines or engine.id in query.engines
+
+
 def verdict(query: RouteQuery, engine: EngineView) -> Verdict:
     """Whether `engine` may serve `query`; if not, the first rule that is against it, lasting ones first."""
     if query.model not in engine.models:
         return Verdict.OTHER_MODEL if engine.models else Verdict.NOT_PROBED
+    if not in_group(query, engine):
+        return Verdict.OTHER_GROUP
     if not fits(query, engine):
         return Verdict.TOO_LONG
     return _OF_STATE[engine.state]
@@ -71,8 +80,11 @@ def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineV
         if not engines or any(not engine.models for engine in engines):
             raise NoEngine(f"no engine is known to serve the model {query.model!r} yet")
         raise unknown_model(query.model)
-    fitting = [engine for engine in serving if fits(query, engine)]
+    meant = [engine for engine in serving if in_group(query, engine)]
+    if not meant:
+        raise NoEngine(f"no engine of the group that is to serve {query.model!r} is known to serve it")
+    fitting = [engine for engine in meant if fits(query, engine)]
     if not fitting:
-        raise prompt_too_long(query.num_tokens, max(engine.max_model_len for engine in serving))
+        raise prompt_too_long(query.num_tokens, max(engine.max_model_len for engine in meant))
     states = ", ".join(f"{engine.id} is {engine.state.value}" for engine in fitting)
     raise NoEngine(f"no engine that serves {query.model!r} is ready: {states}")

@@ -106,3 +106,17 @@ def test_engine_ids() -> None:
     assert engine_ids(EngineConfig.model_validate(engine(launch={"count": 2}))) == ["a-0", "a-1"]
     assert engine_ids(EngineConfig.model_validate(engine(launch={}))) == ["a-0"]
     assert engine_ids(EngineConfig.model_validate(engine(url="http://x"))) == ["a"]
+
+
+def test_names_of_models_stand_for_something() -> None:
+    """A target names engines that there are, launched ones by their ids, and some target is to be drawn."""
+    models = {
+        "alias": "m",
+        "one": {"model": "m", "engines": ["a-1"]},
+        "wrong": [{"model": "m", "engines": ["a-0", "a-2"]}],
+        "none": [{"model": "m", "weight": 0}],
+    }
+    assert problems(engines=[engine(launch={"count": 2})], router={"models": models}) == {
+        "router.models.wrong[0].engines[1]": "is 'a-2', which is no engine's id; allowed: a-0, a-1",
+        "router.models.none": "has no target with a weight above 0",
+    }

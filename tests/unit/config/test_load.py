@@ -119,6 +119,11 @@ def test_wrong_overrides(key: str, words: str) -> None:
         ("router:\n  port: true", "anbar.yaml:2: router.port: is True; allowed: a whole number"),
         ("router:\n  port:", "anbar.yaml:2: router.port: is empty; allowed: a whole number"),
         ("cache: {host_bytes: 2 apples}", "anbar.yaml:1: cache.host_bytes: is '2 apples'; allowed: a whole"),
+        (
+            "router:\n  models:\n    chat:\n      - {modle: m}",
+            "anbar.yaml:4: router.models.chat[0].modle: unknown key; did you mean `model`?",
+        ),
+        ("router: {models: {chat: []}}", "anbar.yaml:1: router.models.chat: is []; allowed: at least 1"),
         ("router: []", "anbar.yaml:1: router: is []; allowed: keys and values"),
         ("engines: []", "anbar.yaml:1: engines: is []; allowed: at least 1 item"),
         ("engines:\n  - launch: {}", "anbar.yaml:2: engines[0].name: is required and not given"),

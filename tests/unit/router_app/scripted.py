@@ -25,6 +25,7 @@ from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.kv import KvFeed
+from anbar.apps.router.naming import Naming
 from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
@@ -39,6 +40,7 @@ from anbar.core.request import RouteQuery
 from anbar.route import CostGroup, Placements, PrefixIndex, Sight
 from anbar.route.admission import AdmissionConfig
 from anbar.route.retry_budget import RetryBudget, RetryConfig
+from anbar.route.targets import Targets
 
 LIMITS = UpstreamLimits(
     connect_timeout_s=60.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0, keep_idle_s=60.0
@@ -48,6 +50,8 @@ RETRIES = RetryConfig()
 ADMISSION = AdmissionConfig()
 IMPATIENT = replace(LIMITS, first_byte_timeout_s=0.1)
 """For engines that never answer."""
+AS_NAMED = Targets({})
+"""No name stands for another."""
 SERVER_LIMITS = ServerLimits(header_timeout_s=60.0, linger_s=60.0)
 SSE = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -236,6 +240,7 @@ async def path_to(
     retries: RetryConfig = RETRIES,
     admission: AdmissionConfig = ADMISSION,
     total_timeout_s: float = 3600.0,
+    targets: Targets = AS_NAMED,
 ) -> AsyncIterator[Path]:
     """A server whose every request flows to `engines`."""
     events: list[Event] = []
@@ -258,6 +263,7 @@ async def path_to(
             client_kv=ClientKv.REFUSE,
             session_header=b"x-session-id",
             recorder=Recorder(RecordConfig(), fleet, lambda: 1_000_000.0),
+            naming=Naming(targets, fleet),
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
             standing=Standing(fleet, clock, max_ejected_share=0.5),
             budget=RetryBudget(retries),

@@ -24,12 +24,13 @@ from anbar.apps.router.build import (
     attach,
     cache_setup,
     idempotency,
+    made_caches,
     policy_options,
     retry_budget,
     server_limits,
+    targets,
     upstream_limits,
 )
-from anbar.apps.router.caches import Caches
 from anbar.apps.router.cost_page import cost_gauges
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import Engine, Fleet
@@ -40,6 +41,7 @@ from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.members import Members, MembersParts
 from anbar.apps.router.monitor import Monitor, MonitorParts
+from anbar.apps.router.naming import Naming
 from anbar.apps.router.priors import Priors
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
@@ -49,7 +51,7 @@ from anbar.apps.router.standing import Standing
 from anbar.config.models import AnbarConfig, EngineConfig
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import Placements, PrefixIndex, PromptChains, ResidencyLimits, make_policy
+from anbar.route import make_policy
 from anbar.route.admission import AdmissionConfig
 
 TOKENIZER_THREADS = 2
@@ -83,10 +85,9 @@ class Router:
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         self._priors = Priors()
         self.fleet = Fleet([self._attach(engine) for engine in config.engines])
-        chains = PromptChains()
-        self.index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
-        max_age_s = router.prefix.max_age_s
-        caches = Caches(self.fleet, self.index, Placements(chains=chains), clock, max_age_s)
+        self.naming = Naming(targets(router), self.fleet)
+        caches = made_caches(router, self.fleet, clock)
+        self.index = caches.index
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)
         self._feed = KvFeed(self.fleet, caches, self.emit, clock, time.time)
@@ -120,6 +121,7 @@ class Router:
                 clock=clock,
                 client_kv=ClientKv(router.client_kv_fields.value),
                 session_header=router.session.header.encode(),
+                naming=self.naming,
                 explain=self.explain,
                 standing=self._standing,
                 budget=retry_budget(router),
@@ -143,6 +145,7 @@ class Router:
                 self.emit,
                 ExplainEndpoint(self.explain),
                 self.reloader.state,
+                self.naming,
             )
         )
         return HttpServer(
@@ -188,6 +191,7 @@ class Router:
             total_timeout_s=router.total_timeout_s,
             session_header=router.session.header.encode(),
         )
+        self.naming.targets = targets(router)
         self._monitor.interval_s = router.health_interval_s
         self._server.limits = server_limits(router)
         for engine in self.fleet:

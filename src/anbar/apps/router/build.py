@@ -6,7 +6,8 @@ from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
 from anbar.apps.engine_key import engine_key
-from anbar.apps.router.engine import Engine
+from anbar.apps.router.caches import Caches
+from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
@@ -18,9 +19,10 @@ from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import BreakerChanged, Emit, EngineStateChanged
-from anbar.route import PolicyOptions
+from anbar.route import Placements, PolicyOptions, PrefixIndex, PromptChains, ResidencyLimits
 from anbar.route.breaker import Breaker, BreakerConfig
 from anbar.route.retry_budget import RetryBudget, RetryConfig
+from anbar.route.targets import Target, Targets
 
 
 def server_limits(router: RouterConfig) -> ServerLimits:
@@ -35,11 +37,28 @@ def upstream_limits(router: RouterConfig) -> UpstreamLimits:
     )
 
 
+def made_caches(router: RouterConfig, fleet: Fleet, clock: Clock) -> Caches:
+    """The index and the placements, which hash each prompt once for both."""
+    chains = PromptChains()
+    index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
+    return Caches(fleet, index, Placements(chains=chains), clock, router.prefix.max_age_s)
+
+
 def policy_options(router: RouterConfig) -> PolicyOptions:
     return PolicyOptions(
         session_bound=router.session.bound,
         prefix_min_match=router.prefix.min_match,
         prefix_spill_ratio=router.prefix.spill_ratio,
+    )
+
+
+def targets(router: RouterConfig) -> Targets:
+    """What the names of `router.models` stand for."""
+    return Targets(
+        {
+            name: [Target(t.model, frozenset(map(EngineId, t.engines)), t.weight) for t in listed]
+            for name, listed in router.models.items()
+        }
     )
 
 

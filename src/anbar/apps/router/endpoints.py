@@ -1,6 +1,6 @@
 """Which path does what. The routed endpoints start a flow; the others are answered at once from memory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import unquote_to_bytes
@@ -18,6 +18,7 @@ from anbar.apps.router.failures import internal
 from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.local import must_be_local
+from anbar.apps.router.naming import Naming
 from anbar.apps.router.readiness import ready_page
 from anbar.apps.router.reload import ReloadState
 from anbar.core.errors import RequestError
@@ -57,6 +58,7 @@ class EndpointParts:
     emit: Emit
     explain: ExplainEndpoint
     reload: ReloadState
+    naming: Naming
 
 
 class Endpoints:
@@ -119,21 +121,15 @@ class Endpoints:
 
     def _models(self, exchange: Exchange) -> Answer:
         """All models of the ready engines, each once, as the first engine describes it."""
-        return json_answer(200, {"object": "list", "data": list(self._cards().values())})
+        return json_answer(200, {"object": "list", "data": list(self._parts.naming.cards().values())})
 
     def _model(self, exchange: Exchange) -> Answer:
         """One model's card. A name may contain slashes, and clients may send them as `%2F`."""
         name = unquote_to_bytes(exchange.request.path[len(_MODEL) :]).decode("utf-8", "replace")
-        card = self._cards().get(name)
+        card = self._parts.naming.cards().get(name)
         if card is None:
             raise unknown_model(name)
         return json_answer(200, card)
-
-    def _cards(self) -> dict[str, Mapping[str, object]]:
-        cards: dict[str, Mapping[str, object]] = {}
-        for engine in self._parts.fleet.ready():
-            cards = {**engine.facts.cards, **cards}
-        return cards
 
     def _health(self, exchange: Exchange) -> Answer:
         return json_answer(200, {"status": "alive"})

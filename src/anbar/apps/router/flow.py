@@ -5,8 +5,9 @@ parse → tokenize → match → decide → forward (`forward.py`) → one event
 
 import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from anbar.adapters.http.message import Answer, Header, Request, error_answer
+from anbar.adapters.http.message import Answer, Header, error_answer
 from anbar.adapters.http.openai import (
     ApiRequest,
     ClientKv,
@@ -23,6 +24,7 @@ from anbar.apps.router.failures import internal, no_engine, overloaded, upstream
 from anbar.apps.router.forward import Forwarder, ForwardParts, Job
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
+from anbar.apps.router.naming import Naming
 from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
 from anbar.apps.router.record import Record
 from anbar.apps.router.recorder import Recorder
@@ -32,6 +34,7 @@ from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
 from anbar.core.fleet import EngineState, Route
+from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
@@ -68,6 +71,18 @@ class FlowParts:
     session_header: bytes
     """In small letters."""
     recorder: Recorder
+    naming: Naming
+
+
+class Audience(NamedTuple):
+    """Who a request is for, and from whom."""
+
+    serving: list[Engine]
+    """Engines that serve its model, ready or not; at least one."""
+    engines: frozenset[EngineId]
+    """As in `RouteQuery`."""
+    session: str
+    num_body_bytes: int
 
 
 class Flow:
@@ -166,7 +181,11 @@ class Flow:
         self, exchange: Exchange, api: ApiRequest, record: Record, claim: Claim | None = None
     ) -> None:
         parts = self.parts
-        serving = self._serving(api.model)
+        session = session_of(exchange.request, api.body, parts.session_header)
+        key = session or record.request_id
+        exchange.request, api, group = parts.naming.resolved(exchange.request, api, key)
+        serving = self._serving(api.model, group)
+        meant = Audience(serving, group, session, len(exchange.request.body))
         record.model = api.model
         max_model_len = max(engine.facts.max_model_len for engine in serving)
         if max_model_len:
@@ -174,8 +193,7 @@ class Flow:
         tokens = await self._tokens(api, serving, record)
         if tokens.ids and max_model_len:
             check_length(api, len(tokens.ids), max_model_len)
-        session = session_of(exchange.request, api.body, parts.session_header)
-        query = self._query(record, api, tokens.ids, serving[0], exchange.request, session)
+        query = self._query(record, api, tokens.ids, meant)
         record.num_prompt_tokens = query.num_tokens
         record.pending = parts.recorder.begin(query, serving[0])
         route, matched = self._decide(query, api, tokens.note, record)
@@ -199,9 +217,9 @@ class Flow:
         record.tokenize_s = parts.clock.now_s() - before_s
         return tokens
 
-    def _serving(self, model: str) -> list[Engine]:
+    def _serving(self, model: str, group: frozenset[EngineId]) -> list[Engine]:
         fleet = self.parts.fleet
-        serving = fleet.serving(model)
+        serving = [engine for engine in fleet.serving(model) if not group or engine.id in group]
         if serving:
             return serving
         if any(engine.health.state is EngineState.STARTING for engine in fleet):
@@ -209,17 +227,16 @@ class Flow:
         raise unknown_model(model)
 
     @staticmethod
-    def _query(
-        record: Record, api: ApiRequest, ids: tuple[int, ...], engine: Engine, request: Request, session: str
-    ) -> RouteQuery:
+    def _query(record: Record, api: ApiRequest, ids: tuple[int, ...], meant: Audience) -> RouteQuery:
         return RouteQuery(
             request_id=record.request_id,
             model=api.model,
             token_ids=ids,
-            num_tokens=len(ids) or len(request.body) // BYTES_PER_TOKEN,
-            lora=api.model if api.model in engine.facts.adapters else None,
+            num_tokens=len(ids) or meant.num_body_bytes // BYTES_PER_TOKEN,
+            lora=api.model if api.model in meant.serving[0].facts.adapters else None,
             cache_salt=api.cache_salt,
-            session=session,
+            session=meant.session,
+            engines=meant.engines,
         )
 
     def _decide(

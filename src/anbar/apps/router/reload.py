@@ -23,6 +23,7 @@ LIVE = frozenset(
     (
         "engines",
         "router.policy",
+        "router.models",
         "router.session",
         "router.prefix.min_match",
         "router.prefix.spill_ratio",

@@ -12,7 +12,7 @@ from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.breaker import ejected
-from anbar.route.filters import fits
+from anbar.route.filters import fits, in_group
 
 MAX_REST_S = 30.0
 """Longest pause that an engine is granted by its `Retry-After`: it is asked again sooner than it said, rather
@@ -48,7 +48,8 @@ class Standing:
             return []
         now_s = self._clock.now_s()
         others = [engine for engine in self._fleet.serving(query.model) if engine not in asked]
-        return [engine for engine in others if fits(query, engine.view(now_s))]
+        views = ((engine, engine.view(now_s)) for engine in others)
+        return [engine for engine, view in views if in_group(query, view) and fits(query, view)]
 
     def may_ask(self, engine: Engine) -> bool:
         """Whether a request that failed elsewhere may come here, if need be."""

@@ -46,6 +46,10 @@ class AttemptFailure(Enum):
     """The router itself had no file descriptor left for a connection."""
 
 
+GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Upper bounds for the times between the chunks of a stream."""
+
+
 class TrafficClass(Enum):
     """Whose request it is, as far as metrics tell them apart: few, and none of a client's making."""
 
@@ -83,7 +87,13 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     queue_s: float = 0.0
     """Time that the request waited in the router's own queue."""
     tokenize_s: float = 0.0
+    reported_ttft_s: float | None = None
+    """The engine's own word, from its arrival there to the first token, of streams and others."""
+    reported_queue_s: float | None = None
+    """The part of that in the engine's queue."""
     num_chunks: int = 0
+    gap_counts: list[int] = []
+    """Of the times between chunks, by `GAP_BUCKETS_S` and one more for all longer; empty without any."""
     mean_gap_s: float = 0.0
     max_gap_s: float = 0.0
     num_body_bytes: int = 0

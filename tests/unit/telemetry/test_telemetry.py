@@ -63,6 +63,9 @@ GAUGES = FleetGauges(
 )
 
 
+AT = {"at": "1970-01-01T00:00:12.346Z", "ts": 12.346}
+
+
 def samples(metrics: RouterMetrics) -> dict[str, float]:
     page = metrics.render().decode()
     found: dict[str, float] = {}
@@ -80,10 +83,13 @@ def metrics() -> RouterMetrics:
 @pytest.mark.parametrize(
     ("event", "moved"),
     [
-        (FINISHED, "anbar_router_requests_total{engine=e0,model=m,outcome=ok,status=200}"),
-        (FINISHED, "anbar_router_ttft_seconds_count{engine=e0,model=m}"),
-        (FINISHED, "anbar_router_e2e_seconds_count{engine=e0,model=m}"),
-        (FINISHED, "anbar_router_stream_gap_max_seconds_count{engine=e0,model=m}"),
+        (
+            FINISHED,
+            "anbar_router_requests_total{class=default,engine=e0,model=m,outcome=ok,status=200,stream=true}",
+        ),
+        (FINISHED, "anbar_router_ttft_seconds_count{class=default,engine=e0,model=m}"),
+        (FINISHED, "anbar_router_e2e_seconds_count{class=default,engine=e0,model=m,stream=true}"),
+        (FINISHED, "anbar_router_stream_gap_max_seconds_count{class=default,engine=e0,model=m}"),
         (FINISHED, "anbar_router_tokenize_seconds_count{model=m}"),
         (RequestMalformed(400), "anbar_router_malformed_total{status=400}"),
         (
@@ -112,11 +118,11 @@ def test_tokens_are_counted_and_drift_shows() -> None:
     page = metrics()
     page.on(FINISHED)
     found = samples(page)
-    assert found["anbar_router_prompt_tokens_total{engine=e0,model=m}"] == 100
-    assert found["anbar_router_output_tokens_total{engine=e0,model=m}"] == 7
-    assert found["anbar_router_predicted_cached_tokens_total{engine=e0,model=m}"] == 64
-    assert found["anbar_router_reported_cached_tokens_total{engine=e0,model=m}"] == 48
-    assert found["anbar_router_cached_tokens_over_prediction_sum{engine=e0,model=m}"] == 16
+    assert found["anbar_router_prompt_tokens_total{class=default,engine=e0,model=m}"] == 100
+    assert found["anbar_router_output_tokens_total{class=default,engine=e0,model=m}"] == 7
+    assert found["anbar_router_predicted_cached_tokens_total{class=default,engine=e0,model=m}"] == 64
+    assert found["anbar_router_reported_cached_tokens_total{class=default,engine=e0,model=m}"] == 48
+    assert found["anbar_router_cached_tokens_over_prediction_sum{class=default,engine=e0,model=m}"] == 16
 
 
 def test_unreported_tokens_are_not_compared() -> None:
@@ -133,7 +139,7 @@ def test_unreported_tokens_are_not_compared() -> None:
             predicted_cached_tokens=64,
         )
     )
-    assert samples(page)["anbar_router_predicted_cached_tokens_total{engine=e0,model=m}"] == 0
+    assert samples(page)["anbar_router_predicted_cached_tokens_total{class=default,engine=e0,model=m}"] == 0
 
 
 def test_gauges_are_read_when_asked() -> None:
@@ -164,9 +170,9 @@ def test_one_line_per_event() -> None:
     request, malformed, listening, empty = map(json.loads, sink.getvalue().splitlines())
     assert (request["ts"], request["event"], request["outcome"]) == (12.346, "request", "ok")
     assert (request["engine"], request["ttft_s"]) == ("e0", 0.2)
-    assert malformed == {"ts": 12.346, "config": 1, "event": "malformed", "status": 413}
-    assert listening == {"ts": 12.346, "config": 1, "event": "listening", "port": 1}
-    assert empty == {"ts": 12.346, "config": 2, "event": "empty"}
+    assert malformed == {**AT, "config": 1, "event": "malformed", "status": 413}
+    assert listening == {**AT, "config": 1, "event": "listening", "port": 1}
+    assert empty == {**AT, "config": 2, "event": "empty"}
 
 
 def test_lines_are_written_together() -> None:
@@ -208,3 +214,20 @@ def test_full_disk_loses_lines_and_nothing_else() -> None:
     log = EventLog(closed, lambda: 0.0)
     log.on(FINISHED)
     assert log.num_lost == 1
+
+
+def test_each_line_names_the_moment_and_the_configuration() -> None:
+    """UTC to the millisecond, over the end of a second and of a day; a reload shows at once."""
+    sink, moments = io.BytesIO(), iter([1.9994, 1.9996, 86399.9999, 1e9])
+    log = EventLog(sink, lambda: next(moments))
+    for _ in range(3):
+        log.line("x", {})
+    log.generation = 2
+    log.line("x", {})
+    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [(line["at"], line["config"]) for line in lines] == [
+        ("1970-01-01T00:00:01.999Z", 1),
+        ("1970-01-01T00:00:02.000Z", 1),
+        ("1970-01-02T00:00:00.000Z", 1),
+        ("2001-09-09T01:46:40.000Z", 2),
+    ]

@@ -1,5 +1,6 @@
 """The log: one JSON object per line, one line per request, and one per change worth knowing of."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -63,6 +64,8 @@ class EventLog:
         self._lines: list[bytes] = []
         self.generation = 1
         """Of the configuration that is in force; stands in every line as `config`."""
+        self._second = -1
+        self._utc = b""
         self.num_lost = 0
 
     def on(self, event: Event) -> None:
@@ -75,11 +78,21 @@ class EventLog:
 
     def _write(self, kind: str, fields: bytes) -> None:
         comma = b"," if len(fields) > 2 else b""
-        head = b'{"ts":%.3f,"config":%d,"event":"%b"' % (self._wall_s(), self.generation, kind.encode())
-        line = b"".join((head, comma, fields[1:], b"\n"))
+        now_s = self._wall_s()
+        head = (self._at(now_s), now_s, self.generation, kind.encode(), comma, fields[1:])
+        line = b'{"at":"%bZ","ts":%.3f,"config":%d,"event":"%b"%b%b\n' % head
         self._lines.append(line)
         if len(self._lines) == 1:
             self._later(self.flush)
+
+    def _at(self, now_s: float) -> bytes:
+        """UTC to the millisecond. The part up to the second is made once a second: it costs more than all the
+        rest of the line."""
+        second, millis = divmod(round(now_s * 1e3), 1000)
+        if second != self._second:
+            self._second = second
+            self._utc = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode()
+        return b"%b.%03d" % (self._utc, millis)
 
     def flush(self) -> None:
         """Write what was gathered."""

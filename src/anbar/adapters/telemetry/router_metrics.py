@@ -4,17 +4,15 @@ Numbers of tokens by cache are what the router predicted and what the engine rep
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from anbar.adapters.telemetry import self_check_metrics
-from anbar.adapters.telemetry.tallies import Count, Counts, Spread, Spreads
+from anbar.adapters.telemetry.request_metrics import RequestMetrics
+from anbar.adapters.telemetry.tallies import Counts, Spreads
 from anbar.core.fleet import EngineState
-from anbar.core.ids import EngineId
 from anbar.core.outcome import (
     AttemptFailed,
     BreakerChanged,
@@ -23,7 +21,6 @@ from anbar.core.outcome import (
     FleetGauges,
     KvStreamGap,
     KvStreamRestarted,
-    Outcome,
     RequestFinished,
     RequestMalformed,
     RetryRefused,
@@ -31,15 +28,9 @@ from anbar.core.outcome import (
     TrustChanged,
 )
 
-LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-GAP_BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 TOKENIZE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-ERROR_BUCKETS_TOKENS = (0, 1, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 BREAKER_STATES = ("closed", "open", "half_open")
-
-_Family = TypeVar("_Family", Counts, Spreads)
-_PER_ENGINE = ("model", "engine")
 
 ENGINE_GAUGES = {
     "anbar_router_in_flight_requests": "Requests sent to the engine and not finished.",
@@ -161,14 +152,19 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, look: Callable[[], FleetGauges]) -> None:
         self._registry = registry
-        self._counts: dict[tuple[str, EngineId, int, Outcome], Count] = {}
-        self._children: dict[tuple[str, EngineId], _Children] = {}
         registry.register(_FleetCollector(look))
 
         self._declare_counters()
         self._declare_retries()
         self._trust = self_check_metrics.trust_counter(registry)
-        self._declare_histograms()
+        self._of_requests = RequestMetrics(registry)
+        self._tokenize = Spreads(
+            "anbar_router_tokenize_seconds",
+            "From handing a prompt to the tokenizer threads to its tokens.",
+            ("model",),
+            TOKENIZE_BUCKETS_S,
+        )
+        registry.register(self._tokenize)
 
     def render(self) -> bytes:
         """The metrics page, in Prometheus' text format."""
@@ -199,7 +195,7 @@ class RouterMetrics:
             case SupervisorCaught(where, error):
                 self._defects.labels(where, error).inc()
 
-    def _registered(self, family: _Family) -> _Family:
+    def _registered(self, family: Counts) -> Counts:
         self._registry.register(family)
         return family
 
@@ -207,11 +203,6 @@ class RouterMetrics:
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
             return self._registered(Counts(name, text, labels))
 
-        self._requests = counter(
-            "anbar_router_requests_total",
-            "Requests by how they ended.",
-            ("model", "engine", "status", "outcome"),
-        )
         self._malformed = counter(
             "anbar_router_malformed_total", "Refused before they were requests.", ("status",)
         )
@@ -240,18 +231,6 @@ class RouterMetrics:
         self._degraded = counter(
             "anbar_router_degraded_total", "Requests that were not routed precisely.", ("model", "reason")
         )
-        self._prompt = counter("anbar_router_prompt_tokens_total", "Prompt tokens.", _PER_ENGINE)
-        self._output = counter("anbar_router_output_tokens_total", "Output tokens, as reported.", _PER_ENGINE)
-        self._predicted = counter(
-            "anbar_router_predicted_cached_tokens_total",
-            "Prompt tokens predicted to be served from a cache, where the engine reported its own count too.",
-            _PER_ENGINE,
-        )
-        self._reported = counter(
-            "anbar_router_reported_cached_tokens_total",
-            "Prompt tokens that the engine reported as served from a cache.",
-            _PER_ENGINE,
-        )
 
     def _declare_retries(self) -> None:
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counts:
@@ -272,101 +251,14 @@ class RouterMetrics:
             "anbar_router_idempotent_replays_total", "Repeated requests that got the first one's answer.", ()
         )
 
-    def _declare_histograms(self) -> None:
-        def histogram(
-            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _PER_ENGINE
-        ) -> Spreads:
-            return self._registered(Spreads(name, text, labels, buckets))
-
-        self._over = histogram(
-            "anbar_router_cached_tokens_over_prediction",
-            "Tokens predicted cached beyond those reported; not 0 is drift.",
-            ERROR_BUCKETS_TOKENS,
-        )
-        self._ttft = histogram(
-            "anbar_router_ttft_seconds",
-            "From a request's last byte in to the first byte of its streamed answer out.",
-            LATENCY_BUCKETS_S,
-        )
-        self._e2e = histogram("anbar_router_e2e_seconds", "From request to end of answer.", LATENCY_BUCKETS_S)
-        self._gap_mean = histogram(
-            "anbar_router_stream_gap_mean_seconds", "Mean time between the chunks of a stream.", GAP_BUCKETS_S
-        )
-        self._gap_max = histogram(
-            "anbar_router_stream_gap_max_seconds",
-            "Longest time between two chunks of a stream.",
-            GAP_BUCKETS_S,
-        )
-        self._tokenize = histogram(
-            "anbar_router_tokenize_seconds",
-            "From handing a prompt to the tokenizer threads to its tokens.",
-            TOKENIZE_BUCKETS_S,
-            labels=("model",),
-        )
-
     def _finished(self, event: RequestFinished) -> None:
-        engine = event.engine or EngineId("")
-        self._count(event.model, engine, event.status, event.outcome).inc()
+        self._of_requests.on(event)
+        model = self._of_requests.label_of(event.model)
         if event.replayed:
             self._replays.labels().inc()
         if event.num_attempts > 1:
             self._retries.labels().inc(event.num_attempts - 1)
         if event.degraded:
-            self._degraded.labels(event.model, event.degraded).inc()
+            self._degraded.labels(model, event.degraded).inc()
         if event.tokenize_s > 0.0:
-            self._tokenize.labels(event.model).observe(event.tokenize_s)
-        if event.engine is None:
-            return
-        of = self._of(event.model, engine)
-        of.e2e.observe(event.e2e_s)
-        of.prompt.inc(event.num_prompt_tokens)
-        of.output.inc(event.num_output_tokens)
-        if event.reported_cached_tokens is not None and event.predicted_cached_tokens is not None:
-            of.predicted.inc(event.predicted_cached_tokens)
-            of.reported.inc(event.reported_cached_tokens)
-            of.over.observe(max(0, event.predicted_cached_tokens - event.reported_cached_tokens))
-        if event.stream and event.ttft_s is not None:
-            of.ttft.observe(event.ttft_s)
-            if event.num_chunks > 1:
-                of.gap_mean.observe(event.mean_gap_s)
-                of.gap_max.observe(event.max_gap_s)
-
-    def _count(self, model: str, engine: EngineId, status: int, outcome: Outcome) -> Count:
-        key = (model, engine, status, outcome)
-        child = self._counts.get(key)
-        if child is None:
-            child = self._requests.labels(model, engine, str(status), outcome.value)
-            self._counts[key] = child
-        return child
-
-    def _of(self, model: str, engine: EngineId) -> "_Children":
-        key = (model, engine)
-        children = self._children.get(key)
-        if children is None:
-            children = self._children[key] = _Children(
-                e2e=self._e2e.labels(*key),
-                prompt=self._prompt.labels(*key),
-                output=self._output.labels(*key),
-                predicted=self._predicted.labels(*key),
-                reported=self._reported.labels(*key),
-                over=self._over.labels(*key),
-                ttft=self._ttft.labels(*key),
-                gap_mean=self._gap_mean.labels(*key),
-                gap_max=self._gap_max.labels(*key),
-            )
-        return children
-
-
-@dataclass(frozen=True, slots=True)
-class _Children:
-    """The metrics of one model on one engine: finding them by labels costs more than moving them."""
-
-    e2e: Spread
-    prompt: Count
-    output: Count
-    predicted: Count
-    reported: Count
-    over: Spread
-    ttft: Spread
-    gap_mean: Spread
-    gap_max: Spread
+            self._tokenize.labels(model).observe(event.tokenize_s)

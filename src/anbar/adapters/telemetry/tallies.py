@@ -38,6 +38,13 @@ class Spread:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Values counted elsewhere, by the same bounds, whose sum is `total`."""
+        for place, count in enumerate(counts):
+            if count:
+                self.counts[place] += count
+        self.total += total
+
 
 class Counts(Collector):
     """A family of counters, one for each set of labels."""

@@ -78,6 +78,9 @@ class ExplainedOutcome(msgspec.Struct, frozen=True):
     """First byte of the answer, from the request's arrival."""
     engine_ttft_ms: float | None
     """The same from when it was sent to that engine: what its predicted `ttft_ms` is compared with."""
+    reported_ttft_ms: float | None
+    """To the first token in the engine's own words; null unless it runs with
+    `--enable-per-request-metrics`."""
     e2e_ms: float
     predicted_cached_tokens: int | None
     """null: nothing was looked up."""
@@ -234,6 +237,7 @@ def _outcome(record: Record, e2e_s: float) -> ExplainedOutcome:
         engine=record.engine,
         ttft_ms=_ms_or_none(record.ttft_s),
         engine_ttft_ms=_ms_or_none(record.engine_ttft_s),
+        reported_ttft_ms=_ms_or_none(record.reported_ttft_s),
         e2e_ms=ms(e2e_s),
         predicted_cached_tokens=record.predicted_cached_tokens,
         cached_tokens=record.reported_cached_tokens,

@@ -24,7 +24,6 @@ from anbar.adapters.http.message import Header
 from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.upstream import Reply
-from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
 from anbar.apps.router.attempt import SIGNALS, Declined, Walk, kind_of, kind_of_status, pause_asked
 from anbar.apps.router.caches import Caches, degraded
@@ -210,15 +209,14 @@ class Forwarder:
         finally:
             record.num_chunks = relay.num_chunks
             record.mean_gap_s, record.max_gap_s = relay.mean_gap_s, relay.max_gap_s
+            record.gap_counts = relay.gap_counts
             record.num_body_bytes = job.exchange.num_body_bytes
         if whole and job.claim is not None and reply.status < 300:
             job.claim.keep(reply.status, kept_headers(reply.headers))
         ended = Outcome.OK if reply.status < 400 else Outcome.ENGINE_ERROR
         record.ended(ended if whole else Outcome.BROKEN, reply.status)
-        usage = find_usage(relay.tail.bytes()) if reply.status == 200 else None
-        if usage is not None:
-            record.num_output_tokens = usage.completion_tokens
-            record.reported_cached_tokens = usage.cached_tokens
+        if reply.status == 200:
+            record.reported(relay.tail.bytes())
         return Signal.NOTHING if whole else relay.signal
 
     async def _whole(self, job: Job, relay: Relay) -> bool:

@@ -5,6 +5,8 @@ from operator import attrgetter
 
 import msgspec
 
+from anbar.adapters.http.engine_times import find_engine_times
+from anbar.adapters.http.usage import find_usage
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailure, Outcome, RequestFacts, RequestFinished
 from anbar.core.request import RouteQuery
@@ -48,6 +50,17 @@ class Record(RequestFacts, kw_only=True):
     def ended(self, outcome: Outcome, status: int) -> None:
         self.outcome = outcome
         self.status = status
+
+    def reported(self, tail: bytes) -> None:
+        """Take in what the engine says of itself at the end of its answer."""
+        usage, times = find_usage(tail), find_engine_times(tail)
+        if usage is not None:
+            self.num_output_tokens = usage.completion_tokens
+            self.reported_cached_tokens = usage.cached_tokens
+            if self.decision is not None and self.decision.tokens_note:
+                self.num_prompt_tokens = usage.prompt_tokens  # it was only estimated
+        if times is not None:
+            self.reported_ttft_s, self.reported_queue_s = times.ttft_s, times.queue_s
 
     def finished(self, now_s: float) -> RequestFinished:
         self.e2e_s = now_s - self.started_s

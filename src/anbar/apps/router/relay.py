@@ -4,6 +4,7 @@ The one exception is the usage event that the router itself asked for (`adapters
 """
 
 import asyncio
+from bisect import bisect_left
 
 from anbar.adapters.http.message import error_body
 from anbar.adapters.http.server import Exchange
@@ -13,6 +14,7 @@ from anbar.adapters.http.usage_event import UsageFilter
 from anbar.apps.router.idempotency import Claim
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamStalled
+from anbar.core.outcome import GAP_BUCKETS_S
 from anbar.route.breaker import Signal
 
 _EVENT_END = b"\n\n"
@@ -34,6 +36,7 @@ class Relay:
         "_sieve",
         "copy",
         "done",
+        "gap_counts",
         "max_gap_s",
         "num_chunks",
         "signal",
@@ -53,6 +56,7 @@ class Relay:
         """Who takes note of the body, too."""
         self.num_chunks = 0
         self.max_gap_s = 0.0
+        self.gap_counts: list[int] = []
         self.tail = Tail()
         self.signal = Signal.NOTHING
         """What the end of a broken answer says about its engine."""
@@ -83,8 +87,10 @@ class Relay:
         if self.num_chunks:
             gap_s = now_s - self._last_s
             self.max_gap_s = max(self.max_gap_s, gap_s)
+            self.gap_counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
         else:
             self._first_s = now_s
+            self.gap_counts = [0] * (len(GAP_BUCKETS_S) + 1)
         self._last_s = now_s
         self.num_chunks += 1
 

@@ -286,7 +286,7 @@ def scaled(cost: EngineCost, factor: float) -> EngineCost:
 
 
 def real(options: argparse.Namespace) -> Observer:
-    """vLLM on this machine's CPU: prompts of mixed lengths, one at a time, then as they arrive."""
+    """vLLM on this machine's CPU."""
     python, _ = interpreter.choose(os.environ)
     directory = model.ensure_default(
         interpreter.inspect(python, "benchmark"), model.models_dir(os.environ), print
@@ -303,7 +303,8 @@ def real(options: argparse.Namespace) -> Observer:
 
 
 async def play_real(url: str, count: int) -> Observer:
-    """What was observed of `count` requests, a third of them one at a time."""
+    """What was observed of `count` requests one at a time, then as they arrive, half as many as the
+    engine could answer one after the other."""
     rng, observer = random.Random(SEED), Observer(cpu().prior())
     async with aclosing(EngineClient(url)) as client:
         token_ids = sorted(set(await client.tokenize(TEXT)))
@@ -312,9 +313,13 @@ async def play_real(url: str, count: int) -> Observer:
         def filled(asks: Sequence[Ask]) -> list[Ask]:
             return [replace(ask, prompt=tuple(rng.choices(token_ids, k=len(ask.prompt)))) for ask in asks]
 
-        for asks in alone(mixed(1600), count // 3, rng):
-            observer.watch(await client.run(filled(asks)))
-        observer.watch(await client.run(filled(busy(mixed(1600), count - count // 3, rng, 1.0)[0])))
+        waited_s = []
+        for asks in alone(mixed(1600), count, rng):
+            timelines = await client.run(filled(asks))
+            waited_s.append(timelines[0].ttft_s)
+            observer.watch(timelines)
+        gap_s = 2 * statistics.mean(waited_s)
+        observer.watch(await client.run(filled(busy(mixed(1600), count, rng, gap_s)[0])))
     return observer
 
 
@@ -328,7 +333,7 @@ def main() -> None:
     """Play, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--real", action="store_true", help="vLLM on this machine's CPU too")
-    parser.add_argument("--requests", type=int, default=90, help="to vLLM")
+    parser.add_argument("--requests", type=int, default=40, help="to vLLM, one at a time and then at once")
     options = parser.parse_args()
     rows: dict[str, dict[str, tuple[float, float]]] = {}
     for machine in (gpu(), cpu()):
@@ -337,13 +342,19 @@ def main() -> None:
             rows[f"{machine.name}: {name}"] = found
     if options.real:
         observer = real(options)
-        rows["135M on this machine's CPU, vLLM: lengths mixed"] = {
-            learner: row(errors[WARM:]) for learner, errors in observer.errors.items()
+        parts = {
+            "one at a time": slice(WARM, options.requests),
+            "as they arrive": slice(options.requests, None),
         }
+        for name, part in parts.items():
+            found = {learner: row(errors[part]) for learner, errors in observer.errors.items()}
+            rows[f"135M on two CPU cores, vLLM itself: lengths mixed, {name}"] = found
     command = (
         "python -m benchmarks.ttft_prediction --real" if options.real else "make bench NAME=ttft-prediction"
     )
-    report = Report("ttft-prediction", command, {"errors": rows})
+    report = Report(
+        "ttft-prediction", command, {"errors": rows, "load_average_at_the_end": os.getloadavg()[0]}
+    )
     table = Table(title=f"{command}\nhow far off, median / 90th percentile")
     learners = list(next(iter(rows.values())))
     for column in ("scenario", *learners):

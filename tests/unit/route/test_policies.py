@@ -214,6 +214,9 @@ def test_reasons_are_sentences_with_numbers() -> None:
         "900 of 1000 tokens cached (600 on the device, 200 in host memory, 100 in the shared store)" in reason
     )
     assert "next best of 1 other(s) is b: first token in 1.000 s" in reason
+    assert "delaying" not in reason
+    busy = decide("predicted_ttft", [view("a", decoding=3, in_flight=4)], matches).reason
+    assert "4 in flight, delaying 3 answer(s) by 0.300 s in all; it is the only engine" in busy
 
 
 @given(VIEWS, st.integers(0, 4), st.integers(0, 999), st.integers(0, 999), st.integers(0, 5))

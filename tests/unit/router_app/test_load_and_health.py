@@ -98,6 +98,17 @@ def test_an_answer_that_is_not_streamed_is_decoding_when_its_prefill_must_be_ove
     assert (load.num_decoding, load.num_in_flight) == (0, 0)
 
 
+def test_a_refusal_says_nothing_of_what_was_sent_before() -> None:
+    """An engine refuses a request at once while it computes two others, one of them not streamed: both are
+    still to be computed."""
+    load, clock = EngineLoad(), ManualClock()
+    hidden = Plan(400, Prediction(prefill_s=9.0), streams=False)
+    with load.hold(hidden, clock), load.hold(Plan(300), clock), load.hold(Plan(50), clock) as refused:
+        refused.first_byte(400)
+        assert (load.queued_prefill_tokens, load.num_decoding, load.num_in_flight) == (700, 1, 3)
+    assert (load.queued_prefill_tokens, load.num_decoding, load.num_in_flight) == (0, 0, 0)
+
+
 class Changes:
     """Collects what a Health says."""
 

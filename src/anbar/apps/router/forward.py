@@ -160,7 +160,7 @@ class Forwarder:
             reply, sieve = await ask(engine, job.exchange.request, job.api, job.head, patience_s)
             try:
                 failure = self._judge(engine, reply, walk)
-                share.first_byte()
+                share.first_byte(reply.status)
                 self._caches.first_byte(engine.id, placement, reply.status)
                 now_s = self._clock.now_s()
                 record.ttft_s = now_s - record.started_s

@@ -84,9 +84,12 @@ class Share:
         queue.add(self._prompt, now_s)
         return self
 
-    def first_byte(self) -> None:
-        """The prefill is over."""
+    def first_byte(self, status: int = 200) -> None:
+        """The prefill is over, or, with the status of an error, there is none."""
         now_s = self._clock.now_s()
+        if status >= 400:
+            self._load.queue.discard(self._prompt, now_s)
+            return
         self._seconds = now_s - self._started_s
         if not self._load.queue.answered(self._prompt, now_s):
             self._is_clear = False

@@ -83,8 +83,10 @@ def _describe(query: RouteQuery, entry: _Scored) -> str:
         f"{match.device} on the device, {match.host - match.device} in host memory, "
         f"{match.shared - match.host} in the shared store"
     )
+    num_decoding = entry.engine.num_decoding
+    others = f", delaying {num_decoding} answer(s) by {entry.score_s - cost.ttft_s:.3f} s in all"
     return (
         f"first token in {cost.ttft_s:.3f} s (wait {cost.wait_s:.3f}, load {cost.load_s:.3f}, "
         f"prefill {cost.prefill_s:.3f}) with {match.total} of {query.num_tokens} tokens cached ({tiers}), "
-        f"{entry.engine.num_in_flight} in flight"
+        f"{entry.engine.num_in_flight} in flight{others if num_decoding else ''}"
     )

@@ -117,7 +117,7 @@ async def test_breakers_never_eject_all(tokenizer_dir: Path, socket_dir: Path) -
 async def test_engine_dies_after_five_chunks(tokenizer_dir: Path, socket_dir: Path, path: str) -> None:
     """An engine is killed after five chunks of a stream: five chunks, an error event, no [DONE], and the end
     of a whole HTTP message; the request is not done again."""
-    async with running_stack(setup(tokenizer_dir, socket_dir)) as stack:
+    async with running_stack(setup(tokenizer_dir, socket_dir, continue_streams=False)) as stack:
         for engine in stack.engines.values():
             engine.arm(Fault(FaultKind.HANG_MID_STREAM, after_events=5))
         body = chat("hello", max_tokens=20) if path == CHAT else completion("hello", max_tokens=20)

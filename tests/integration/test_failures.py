@@ -44,6 +44,14 @@ BEFORE_FIRST_BYTE = [
 They last, since a kept connection that breaks is rightly replaced by a new one to the same engine first."""
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    """Streams that break off are not gone on with: that is `test_continuation.py`."""
+    router = {"continue_streams": False}
+    async with running_stack(Setup(tokenizer_dir, module_dir, router=router)) as running:
+        yield running
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(common: Stack) -> AsyncIterator[Stack]:
     yield common

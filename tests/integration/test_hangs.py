@@ -30,7 +30,7 @@ PATIENCE_S = 5.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
-    patience = {"first_byte_timeout_s": PATIENCE_S, "idle_timeout_s": PATIENCE_S}
+    patience = {"continue_streams": False, "first_byte_timeout_s": PATIENCE_S, "idle_timeout_s": PATIENCE_S}
     async with running_stack(Setup(tokenizer_dir, module_dir, router=patience)) as running:
         yield running
 

@@ -385,6 +385,10 @@ class RouterConfig(ConfigModel):
     """Share of the engines of a model that breakers may take out at a time. The rest is asked where no better
     one is left."""
 
+    continue_streams: Annotated[bool, Field(strict=True)] = True
+    """A stream of plain text whose engine is lost is gone on with by another engine, which gets the prompt
+    and what the client has read. false: it ends with an error event."""
+
     max_waiting: Annotated[Int, Field(ge=1)] = 4096
     """Requests for one model that may wait for their first token, over all its engines. More get 429 with
     the predicted seconds until there is room."""

@@ -97,6 +97,8 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     mean_gap_s: float = 0.0
     max_gap_s: float = 0.0
     num_body_bytes: int = 0
+    continued: bool = False
+    """Its engine was lost in mid-stream, and `engine` went on."""
     replayed: bool = False
     """It repeated an earlier request, whose answer it got (Idempotency-Key)."""
 

@@ -239,6 +239,7 @@ async def path_to(
     *,
     retries: RetryConfig = RETRIES,
     admission: AdmissionConfig = ADMISSION,
+    continues: bool = True,
     total_timeout_s: float = 3600.0,
     targets: Targets = AS_NAMED,
 ) -> AsyncIterator[Path]:
@@ -269,6 +270,7 @@ async def path_to(
             budget=RetryBudget(retries),
             idempotency=Idempotency(IdempotencyConfig(), clock),
             admission=admission,
+            continues=continues,
             total_timeout_s=total_timeout_s,
         )
         flow = Flow(parts)

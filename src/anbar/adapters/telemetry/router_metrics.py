@@ -247,6 +247,9 @@ class RouterMetrics:
             "Changes of an engine's circuit breaker.",
             ("engine", "state"),
         )
+        self._continued = counter(
+            "anbar_router_continued_streams_total", "Streams that another engine went on with.", ()
+        )
         self._replays = counter(
             "anbar_router_idempotent_replays_total", "Repeated requests that got the first one's answer.", ()
         )
@@ -254,6 +257,8 @@ class RouterMetrics:
     def _finished(self, event: RequestFinished) -> None:
         self._of_requests.on(event)
         model = self._of_requests.label_of(event.model)
+        if event.continued:
+            self._continued.labels().inc()
         if event.replayed:
             self._replays.labels().inc()
         if event.num_attempts > 1:

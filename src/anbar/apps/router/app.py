@@ -127,6 +127,7 @@ class Router:
                 budget=retry_budget(router),
                 idempotency=idempotency(router, clock),
                 admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
+                continues=router.continue_streams,
                 total_timeout_s=router.total_timeout_s,
                 recorder=self.recorder,
             )

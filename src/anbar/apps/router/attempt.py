@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor
 from anbar.apps.router.engine import Engine
+from anbar.apps.router.relay import Relay
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
-from anbar.core.errors import UpstreamError, UpstreamTimeout
+from anbar.core.errors import UpstreamError, UpstreamStalled, UpstreamTimeout
 from anbar.core.outcome import AttemptFailure
 from anbar.route.breaker import Signal
 from anbar.route.retry_budget import RetryBudget
@@ -38,6 +39,17 @@ class Declined(UpstreamError):
         self.kind = kind
 
 
+class Interrupted(UpstreamError):
+    """An engine was lost in the middle of a stream that another one may go on with; the client was not told
+    yet."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__(str(relay.error))
+        self.relay = relay
+        stalled = isinstance(relay.error, UpstreamStalled)
+        self.kind = AttemptFailure.TIMEOUT if stalled else AttemptFailure.UNREACHABLE
+
+
 def kind_of_status(status: int, pause_s: float | None) -> AttemptFailure | None:
     """How an answer fails; None when it is the answer. `pause_s`: its Retry-After."""
     if status == 429 or (status == 503 and pause_s is not None):
@@ -49,7 +61,7 @@ def kind_of_status(status: int, pause_s: float | None) -> AttemptFailure | None:
 
 def kind_of(error: UpstreamError) -> AttemptFailure:
     match error:
-        case Declined():
+        case Declined() | Interrupted():
             return error.kind
         case NoDescriptor():
             return AttemptFailure.NO_DESCRIPTOR

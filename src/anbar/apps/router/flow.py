@@ -65,6 +65,8 @@ class FlowParts:
     standing: Standing
     budget: RetryBudget
     idempotency: Idempotency
+    continues: bool
+    """Whether a stream whose engine is lost is gone on with by another one."""
     admission: AdmissionConfig
     total_timeout_s: float
     """For everything from a request's arrival to the last byte of its answer."""
@@ -100,6 +102,8 @@ class Flow:
                 parts.clock,
                 parts.standing,
                 parts.budget,
+                parts.prompts,
+                parts.continues,
             )
         )
         self._tasks: set[asyncio.Task[None]] = set()

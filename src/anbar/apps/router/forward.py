@@ -23,15 +23,27 @@ import msgspec
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.server import Exchange
+from anbar.adapters.http.transcript import Transcript
 from anbar.adapters.http.upstream import Reply
+from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
-from anbar.apps.router.attempt import SIGNALS, Declined, Walk, kind_of, kind_of_status, pause_asked
+from anbar.apps.router.attempt import (
+    SIGNALS,
+    Declined,
+    Interrupted,
+    Walk,
+    kind_of,
+    kind_of_status,
+    pause_asked,
+)
 from anbar.apps.router.caches import Caches, degraded
+from anbar.apps.router.continuation import Rest, is_continuable, rest_of
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
 from anbar.apps.router.idempotency import Claim, kept_headers
 from anbar.apps.router.load import Plan
-from anbar.apps.router.outgoing import ask, is_event_stream
+from anbar.apps.router.outgoing import ask, ask_for_rest, is_event_stream
+from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
 from anbar.apps.router.self_check import SelfCheck
@@ -86,6 +98,9 @@ class ForwardParts:
     clock: Clock
     standing: Standing
     budget: RetryBudget
+    prompts: Prompts
+    continues: bool
+    """Whether streams that break off are gone on with."""
 
 
 class Forwarder:
@@ -99,6 +114,8 @@ class Forwarder:
         self._clock = parts.clock
         self._standing = parts.standing
         self._budget = parts.budget
+        self._prompts = parts.prompts
+        self._continues = parts.continues
 
     async def forward(self, job: Job, record: Record) -> None:
         """Try the engines of the route in order until one answers; raises what the last one failed with."""
@@ -113,6 +130,10 @@ class Forwarder:
             try:
                 await self._try(job, engine, record, walk)
                 return
+            except Interrupted as broken:
+                self._note(engine, broken, record)
+                await self._go_on(job, walk.next(broken), record, broken.relay)
+                return
             except UpstreamError as error:
                 self._note(engine, error, record)
                 engine = None if self._clock.now_s() >= job.until_s else walk.next(error)
@@ -121,6 +142,50 @@ class Forwarder:
             finally:
                 if walk.refused:
                     self._emit(RetryRefused())
+
+    async def _go_on(self, job: Job, engine: Engine | None, record: Record, broken: Relay) -> None:
+        """Let another engine go on with a stream; if that is not possible, tell the client that it broke."""
+        try:
+            if engine is not None and broken.transcript is not None:
+                serving = self._fleet.serving(job.api.model)
+                ids = job.query.token_ids
+                rest = await rest_of(job.api, broken.transcript, ids, self._prompts, serving)
+                if rest is not None:
+                    await self._append(job, engine, record, rest, broken)
+        except UpstreamError as error:
+            if engine is not None:
+                self._note(engine, error, record)
+        finally:
+            broken.give_up()
+
+    async def _append(self, job: Job, engine: Engine, record: Record, rest: Rest, broken: Relay) -> None:
+        record.num_attempts += 1
+        ticket, signal = engine.breaker.begin(), Signal.NOTHING
+        patience_s = min(engine.pool.limits.first_byte_timeout_s, max(0.0, job.until_s - self._clock.now_s()))
+        try:
+            with engine.load.hold(Plan(rest.num_tokens), self._clock) as share:
+                reply = await ask_for_rest(engine, job.head, rest.body, patience_s)
+                try:
+                    if reply.status != 200:
+                        raise Declined(engine, reply.status, AttemptFailure.UNAVAILABLE)
+                    share.first_byte()
+                    broken.error = None
+                    relay = Relay(job.exchange, self._clock, True, rest.splicer)
+                    relay.attach(reply)
+                    whole = await self._whole(job, relay)
+                finally:
+                    reply.close()
+            signal = Signal.OK if whole else relay.signal
+        except UpstreamError as error:
+            signal = SIGNALS[kind_of(error)]
+            raise
+        finally:
+            engine.breaker.end(ticket, signal, self._clock.now_s())
+        record.engine, record.continued = engine.id, True
+        record.num_chunks += relay.num_chunks
+        record.ended(Outcome.OK if whole else Outcome.BROKEN, 200)
+        usage = find_usage(relay.tail.bytes())
+        record.num_output_tokens = rest.num_before + (usage.completion_tokens if usage is not None else 0)
 
     def _note(self, engine: Engine, error: UpstreamError, record: Record) -> None:
         kind = kind_of(error)
@@ -137,7 +202,7 @@ class Forwarder:
             kind = kind_of(error)
             if self._clock.now_s() < job.until_s:
                 signal = SIGNALS[kind]
-                if kind in _ENGINES_FAULT:
+                if kind in _ENGINES_FAULT and not isinstance(error, Interrupted):
                     engine.health.connection_failed(str(error))
             raise
         finally:
@@ -203,6 +268,8 @@ class Forwarder:
         job.exchange.begin(reply.status, headers, reply.length if sieve is None else None)
         relay = Relay(job.exchange, self._clock, is_event_stream(reply), sieve)
         relay.copy = job.claim
+        if self._continues and reply.status == 200 and is_continuable(job.api):
+            relay.transcript = Transcript()
         relay.attach(reply)
         try:
             whole = relay.done.result() if relay.done.done() else await self._whole(job, relay)
@@ -217,6 +284,8 @@ class Forwarder:
         record.ended(ended if whole else Outcome.BROKEN, reply.status)
         if reply.status == 200:
             record.reported(relay.tail.bytes())
+        if relay.error is not None:
+            raise Interrupted(relay)
         return Signal.NOTHING if whole else relay.signal
 
     async def _whole(self, job: Job, relay: Relay) -> bool:

@@ -6,7 +6,7 @@ then, and from then on. That is found out once for each engine, so that no clien
 for ever."""
 
 from anbar.adapters.http.message import Request
-from anbar.adapters.http.openai import ApiRequest
+from anbar.adapters.http.openai import ApiRequest, Endpoint
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage_event import UsageFilter, asking_for_usage
 from anbar.apps.router.engine import Engine, UsageOption
@@ -23,7 +23,7 @@ async def ask(
     nothing came for `patience_s`."""
     asks = api.stream and not api.wants_usage and engine.usage is not UsageOption.REFUSED
     body = asking_for_usage(request.body, api.body) if asks else request.body
-    reply = await engine.pool.ask(_render(engine, request, head, len(body)), body, patience_s)
+    reply = await engine.pool.ask(_render(engine, request.target, head, len(body)), body, patience_s)
     if not asks:
         return reply, None
     if reply.status == 200:
@@ -32,23 +32,29 @@ async def ask(
     if engine.usage is UsageOption.UNTRIED and reply.status in _REFUSALS:
         reply.close()
         own = request.body
-        reply = await engine.pool.ask(_render(engine, request, head, len(own)), own, patience_s)
+        reply = await engine.pool.ask(_render(engine, request.target, head, len(own)), own, patience_s)
         if reply.status == 200:
             engine.usage = UsageOption.REFUSED
     return reply, None
+
+
+async def ask_for_rest(engine: Engine, head: bytes, body: bytes, patience_s: float) -> Reply:
+    """Send a completion of the router's own making, with header lines of the client's. Raises
+    UpstreamError."""
+    target = Endpoint.COMPLETIONS.value.encode()
+    return await engine.pool.ask(_render(engine, target, head, len(body)), body, patience_s)
 
 
 def is_event_stream(reply: Reply) -> bool:
     return any(k == b"content-type" and b"text/event-stream" in v for k, v in reply.headers)
 
 
-def _render(engine: Engine, request: Request, head: bytes, num_body_bytes: int) -> bytes:
+def _render(engine: Engine, target: bytes, head: bytes, num_body_bytes: int) -> bytes:
     """The head of the request as this engine gets it."""
     end = engine.pool.endpoint
     own = b"".join([b"%b: %b\r\n" % header for header in engine.auth])
-    target = end.prefix + request.target
     line = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n" % (
-        target,
+        end.prefix + target,
         end.host_header,
         num_body_bytes,
     )

@@ -5,12 +5,13 @@ The one exception is the usage event that the router itself asked for (`adapters
 
 import asyncio
 from bisect import bisect_left
+from typing import Protocol
 
 from anbar.adapters.http.message import error_body
 from anbar.adapters.http.server import Exchange
+from anbar.adapters.http.transcript import Transcript
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import Tail
-from anbar.adapters.http.usage_event import UsageFilter
 from anbar.apps.router.idempotency import Claim
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamStalled
@@ -18,6 +19,16 @@ from anbar.core.outcome import GAP_BUCKETS_S
 from anbar.route.breaker import Signal
 
 _EVENT_END = b"\n\n"
+
+
+class Sieve(Protocol):
+    """What an answer's bytes go through on their way to the client."""
+
+    held: bytes
+
+    def feed(self, data: bytes) -> bytes: ...
+
+    def end(self) -> bytes: ...
 
 
 class Relay:
@@ -36,15 +47,17 @@ class Relay:
         "_sieve",
         "copy",
         "done",
+        "error",
         "gap_counts",
         "max_gap_s",
         "num_chunks",
         "signal",
         "tail",
+        "transcript",
     )
 
     def __init__(
-        self, exchange: Exchange, clock: Clock, is_event_stream: bool, sieve: UsageFilter | None = None
+        self, exchange: Exchange, clock: Clock, is_event_stream: bool, sieve: Sieve | None = None
     ) -> None:
         self._exchange = exchange
         self._clock = clock
@@ -52,6 +65,10 @@ class Relay:
         self._sieve = sieve
         self._first_s = 0.0
         self._last_s = 0.0
+        self.transcript: Transcript | None = None
+        """What the client has read, where another engine may go on with it."""
+        self.error: UpstreamBroken | None = None
+        """Why the answer broke off, as long as the client was not told."""
         self.copy: Claim | None = None
         """Who takes note of the body, too."""
         self.num_chunks = 0
@@ -81,6 +98,8 @@ class Relay:
             if not data:
                 return
         self._exchange.write(data)
+        if self.transcript is not None:
+            self.transcript.add(data)
         if self.copy is not None:
             self.copy.body(data)
         now_s = self._clock.now_s()
@@ -103,6 +122,16 @@ class Relay:
     def broke(self, error: UpstreamBroken, signal: Signal | None = None) -> None:
         stalled = isinstance(error, UpstreamStalled)
         self.signal = signal or (Signal.STALLED if stalled else Signal.FAILED)
+        self.error = error
+        if signal is not None or self.transcript is None or self.transcript.text() is None:
+            self.give_up()
+        self._finish(False)
+
+    def give_up(self) -> None:
+        """Tell the client of an answer that broke off, if it was not told: nobody goes on with it."""
+        error, self.error = self.error, None
+        if error is None:
+            return
         if self._events:
             event = b"data: " + error_body(str(error), "upstream_error", "engine_failed") + _EVENT_END
             whole = self.tail.bytes().endswith(_EVENT_END) or (self._sieve is not None and self._sieve.held)
@@ -111,7 +140,6 @@ class Relay:
             self._exchange.end()
         else:
             self._exchange.cut()
-        self._finish(False)
 
     def _finish(self, whole: bool) -> None:
         if not self.done.done():

@@ -36,6 +36,8 @@ class Report:
     setup: dict[str, object]
     series: list[Series] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    """Whatever else is a number; its unit is in its name."""
     notes: list[str] = field(default_factory=list)
 
     def ratio(self, name: str, above: Series, below: Series) -> None:
@@ -62,6 +64,8 @@ class Report:
             table.add_row(series.name, *cells, str(len(values)))
         for name, value in self.ratios.items():
             table.add_row(name, f"{value:.2f} ×", "", "", "", style="bold")
+        for name, value in self.figures.items():
+            table.add_row(name, f"{value:,g}", "", "", "", style="bold")
         console = Console()
         console.print(table)
         for note in self.notes:
@@ -70,6 +74,8 @@ class Report:
 
 def duration(seconds: float) -> str:
     """In words, of which no more than a benchmark can tell."""
+    if seconds < 1e-5:
+        return f"{seconds * 1e6:.2f} µs"
     return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1e6:,.0f} µs"
 
 

@@ -412,7 +412,7 @@ class RouterConfig(ConfigModel):
     """Seconds that running answers get to finish after SIGTERM."""
 
     index_max_blocks: Annotated[int, Field(strict=True, ge=1000)] = 4_000_000
-    """Most KV blocks, of all engines and tiers together, that the prefix index remembers; about 40 bytes
+    """Most KV blocks, of all engines and tiers together, that the prefix index remembers; about 46 bytes
     each. What is announced beyond is not predicted, and counted in anbar_router_index_refused_blocks."""
 
     client_kv_fields: ClientKvFields = ClientKvFields.REFUSE

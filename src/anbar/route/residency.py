@@ -15,7 +15,6 @@ Blocks are named twice: by the engines' hash, in events, and by Anbar's own chai
   unheld, or frees those that were parked, so that no restart of an engine stops the router.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +50,7 @@ class ResidencyLimits:
 
     max_blocks: int = 4_000_000
     """Blocks in all, wherever they are: what is new beyond is not taken in, which predicts too little and
-    never too much. About 40 bytes each."""
+    never too much. About 46 bytes each."""
 
     max_parked: int = 100_000
     """Hashes that a host or storage event named and no device event has explained yet."""
@@ -79,10 +78,8 @@ class Residency:
         self._masks = Masks()
         self._copies: dict[int, dict[int, int]] = {}
         """slot → row → copies beyond the first: device blocks and offload events may repeat a hash."""
-        self._unheld: OrderedDict[int, None] = OrderedDict()
-        """Rows, longest unheld first."""
-        self._parked: OrderedDict[int, None] = OrderedDict()
-        """Rows, oldest first."""
+        self._unheld = self._rows.queue()
+        self._parked = self._rows.queue()
         self._cursor = 0
         """The row at which `sweep` goes on."""
         self.num_conflicts = 0
@@ -240,7 +237,6 @@ class Residency:
     def release(self) -> None:
         """Give back the room taken; the residency is of no more use."""
         self._room.num_rows -= len(self._rows)
-        self._rows = BlockRows()
 
     def count(self, slots: int) -> int:
         """How many blocks have one of `slots`, parked ones included."""
@@ -250,17 +246,19 @@ class Residency:
     def check_integrity(self) -> None:
         """Raise AssertionError if the tables contradict each other; for tests, it walks everything."""
         rows, masks = self._rows, self._masks
+        unheld_rows, parked_rows = set(self._unheld), set(self._parked)
+        assert len(unheld_rows) == len(self._unheld), "a queue is broken"
+        assert len(parked_rows) == len(self._parked), "a queue is broken"
         rows.check_integrity()
         masks.check_integrity()
         counts: dict[int, int] = {}
         for row in rows.rows():
             mark = rows.marks[row]
             counts[mark] = counts.get(mark, 0) + bool(mark)
-            assert rows.is_named(row) != (row in self._parked), (
+            assert rows.is_named(row) != (row in parked_rows), (
                 "a row is neither explained nor parked, or both"
             )
-            unheld = row in self._unheld
-            assert unheld == (mark == EMPTY), "a row is lost, or both held and not"
+            assert (row in unheld_rows) == (mark == EMPTY), "a row is lost, or both held and not"
         counts.pop(EMPTY, None)
         assert counts == masks.counts(), "the rows of a set are miscounted"
         for slot, copies in self._copies.items():
@@ -292,7 +290,7 @@ class Residency:
             if row < 0:
                 return NONE
         else:
-            del self._parked[row]
+            self._parked.discard(row)
         rows.name(row, chain)
         return row
 
@@ -303,9 +301,9 @@ class Residency:
         row = self._new_row(key)
         if row < 0:
             return NONE
-        self._parked[row] = None
+        self._parked.append(row)
         if len(self._parked) > self._limits.max_parked:
-            oldest = next(iter(self._parked))
+            oldest = self._parked.first
             self._drop(oldest)
             self.num_parked_dropped += 1
             if oldest == row:
@@ -327,17 +325,17 @@ class Residency:
         marks[row] = self._masks.move(before, mask)
         if not mask:
             self._let_go(row)
-        elif before == EMPTY:
-            self._unheld.pop(row, None)
+        elif before == EMPTY and self._rows.is_named(row):
+            self._unheld.discard(row)
 
     def _let_go(self, row: int) -> None:
         """Remember a row that nothing holds for a while, then forget it; one that is parked at once."""
-        if row in self._parked:
+        if not self._rows.is_named(row):
             self._drop(row)
             return
-        self._unheld[row] = None
+        self._unheld.append(row)
         if len(self._unheld) > self._limits.max_unheld:
-            self._drop(next(iter(self._unheld)))
+            self._drop(self._unheld.first)
 
     def _take_copy(self, row: int, slot: int) -> bool:
         copies = self._copies.get(slot, {})
@@ -363,17 +361,16 @@ class Residency:
 
     def _make_room(self) -> bool:
         """Forget the name of a block that is nowhere, if there is one."""
-        if not self._unheld:
+        if not len(self._unheld):
             self.sweep()
-        if self._unheld:
-            self._drop(next(iter(self._unheld)))
+        if len(self._unheld):
+            self._drop(self._unheld.first)
         return self._room.num_rows < self._room.max_rows
 
     def _drop(self, row: int) -> None:
         """Forget a row and all that was said of it."""
         rows = self._rows
-        self._unheld.pop(row, None)
-        self._parked.pop(row, None)
+        (self._unheld if rows.is_named(row) else self._parked).discard(row)
         if rows.marks[row]:
             for copies in self._copies.values():
                 copies.pop(row, None)

@@ -1,6 +1,6 @@
 """A packed table of blocks: one row each, found by either of two 64-bit hashes.
 
-A row takes 28 bytes and its share of two hash tables, 8: dicts of Python integers take five times as much.
+A row takes 36 bytes and its share of two hash tables, 8: dicts of Python integers take five times as much.
 Each hash table is a *linear hash* (Litwin 1980): rows with equal low bits are linked, and every new row adds
 one bucket by splitting the oldest unsplit one. So there is never a rehash, and nothing that takes longer the
 larger the table is; the columns themselves grow through `realloc`, which moves pages, not bytes.
@@ -135,6 +135,55 @@ class LinearHash:
             self._low *= 2
 
 
+class RowQueue:
+    """Some rows in the order in which they were put here; each operation takes constant time, and never
+    longer because there are many. A row is in at most one of the queues over the same columns."""
+
+    def __init__(self, before: "array[int]", after: "array[int]") -> None:
+        self._before = before
+        self._after = after
+        self._last = NONE
+        self._num_rows = 0
+        self.first = NONE
+        """The row that has been here longest, or NONE."""
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __iter__(self) -> Iterator[int]:
+        row = self.first
+        while row >= 0:
+            yield row
+            row = self._after[row]
+
+    def append(self, row: int) -> None:
+        """Put a row that is in no queue behind all others."""
+        assert self._before[row] == _UNLINKED, "the row is in a queue"
+        self._before[row], self._after[row] = self._last, NONE
+        if self._last >= 0:
+            self._after[self._last] = row
+        else:
+            self.first = row
+        self._last = row
+        self._num_rows += 1
+
+    def discard(self, row: int) -> None:
+        """Take a row out if it is in a queue, which is then this one."""
+        before, after = self._before[row], self._after[row]
+        if before == _UNLINKED:
+            return
+        if before >= 0:
+            self._after[before] = after
+        else:
+            self.first = after
+        if after >= 0:
+            self._before[after] = before
+        else:
+            self._last = before
+        self._before[row] = _UNLINKED
+        self._num_rows -= 1
+
+
 class BlockRows:
     """Rows with two names and a number: an engine's hash of a block (`keys`), Anbar's chain hash of it
     (`chains`), and `marks`, whose meaning is the caller's. A row is found by its key from the start, and by
@@ -147,6 +196,8 @@ class BlockRows:
         self.by_key = LinearHash(self.keys)
         self.by_chain = LinearHash(self.chains)
         self._free = array("i")
+        self._before = array("i")
+        self._after = array("i")
 
     def __len__(self) -> int:
         """Rows in use."""
@@ -167,6 +218,8 @@ class BlockRows:
             self.keys.append(key)
             self.chains.append(0)
             self.marks.append(0)
+            self._before.append(_UNLINKED)
+            self._after.append(NONE)
             self.by_key.grow()
             self.by_chain.grow()
         self.by_key.link(row)
@@ -180,8 +233,13 @@ class BlockRows:
     def is_named(self, row: int) -> bool:
         return self.by_chain.is_linked(row)
 
+    def queue(self) -> RowQueue:
+        """A new queue of rows of this table."""
+        return RowQueue(self._before, self._after)
+
     def drop(self, row: int) -> None:
-        """Free a row; its mark must be 0."""
+        """Free a row; its mark must be 0, and it is in no queue."""
+        assert self._before[row] == _UNLINKED, "the row is in a queue"
         assert not self.marks[row], "the row is still marked"
         self.by_key.unlink(row)
         if self.by_chain.is_linked(row):

@@ -55,6 +55,29 @@ def test_a_table_grows_and_is_used_again() -> None:
     assert rows.num_allocated == 10_000
 
 
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
+def test_queues_are_in_order(steps: list[tuple[int, int]]) -> None:
+    """Six rows go into one of two queues when they are in none, and out again: the order is that of lists."""
+    rows = BlockRows()
+    for key in range(6):
+        rows.add(key)
+    queues = (rows.queue(), rows.queue())
+    expected: tuple[list[int], list[int]] = ([], [])
+    for which, row in steps:
+        for queue, known in zip(queues, expected, strict=True):
+            if row in known:
+                known.remove(row)
+                queue.discard(row)
+                break
+        else:
+            queues[which].discard(row)
+            queues[which].append(row)
+            expected[which].append(row)
+        for queue, known in zip(queues, expected, strict=True):
+            assert list(queue) == known
+            assert (len(queue), queue.first) == (len(known), known[0] if known else NONE)
+
+
 MASK = st.integers(0, 31)
 
 

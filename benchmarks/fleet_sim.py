@@ -12,15 +12,17 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from anbar.adapters.http.limits import UpstreamLimits
 from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
+from anbar.adapters.vllm.kv_events import KvStreamStatus
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.router.caches import Caches
-from anbar.apps.router.engine import Engine, EngineFacts, Fleet
+from anbar.apps.router.engine import Engine, EngineFacts, Fleet, KvFollowing
 from anbar.apps.router.health import Health
 from anbar.apps.router.load import Plan, Share
 from anbar.apps.router.priors import PREFILL_PRIOR
@@ -51,11 +53,20 @@ class Ask:
     num_answer: int
     blocks: tuple[int, ...]
 
+    def later(self, seconds: float) -> "Ask":
+        """The same again, by somebody else."""
+        return replace(self, number=self.number + 1_000_000, at_s=self.at_s + seconds)
+
+
+@cache
+def _rows() -> list[dict[str, Any]]:
+    with gzip.open(TRACE, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
 
 def trace(first: int, count: int, speed: float, *, shared: bool = True) -> list[Ask]:
     """`count` requests from the `first` on, `speed` times as fast. Not `shared`: no block is in two."""
-    with gzip.open(TRACE, "rt") as lines:
-        rows = [json.loads(line) for line in lines][first : first + count]
+    rows = _rows()[first : first + count]
     start_ms = rows[0]["timestamp"]
     asks = []
     for number, row in enumerate(rows):
@@ -201,10 +212,13 @@ class FleetSim:
         self._clock = _Clock()
         self._chosen = chosen
         self._index = PrefixIndex()
-        self._caches = Caches(self._index, Placements(), self._clock)
+        placements = Placements()
         group = CostGroup(PREFILL_PRIOR)
         self._workers = [self._worker(number, num_blocks, group) for number in range(num_engines)]
-        self._fleet = Fleet([worker.engine for worker in self._workers])
+        self.fleet = Fleet([worker.engine for worker in self._workers])
+        self._caches = Caches(self.fleet, self._index, placements, self._clock)
+        for worker in self._workers:
+            placements.attach(worker.engine.id, MODEL, BLOCK)
         self._of = {worker.engine.id: worker for worker in self._workers}
         self._ends: list[tuple[float, int]] = []
         self._busy: set[int] = set()
@@ -230,7 +244,7 @@ class FleetSim:
         engine = Engine(name, "", pool, (), health, group.join(), facts=facts)
         engine.profile = EngineProfile(model=MODEL, block_size=BLOCK, fingerprint="f")
         self._index.attach(name, engine.profile)
-        self._caches.placements.attach(name, MODEL, BLOCK)
+        engine.kv = KvFollowing("sim", KvStreamStatus(complete=True))
         return Worker(EngineModel(shape, StepCost(H100_8B)), engine)
 
     def run(self, asks: Sequence[Ask]) -> Result:
@@ -281,8 +295,9 @@ class FleetSim:
                 self._of[name].overlap = match.device
             worker = self._workers[chosen.choose(ask, self._workers)]
             return worker, Plan(ask.num_prompt)
-        matches = self._caches.match(query, names, chosen.sight) if chosen.sight is not Sight.NOTHING else {}
-        route = chosen.decide(query, self._fleet.views(self._clock.at_s), matches)
+        looks = chosen.sight is not Sight.NOTHING
+        matches = self._caches.match(query, names, chosen.sight).believed if looks else {}
+        route = chosen.decide(query, self.fleet.views(self._clock.at_s), matches)
         worker = self._of[route.target]
         return worker, Plan(ask.num_prompt, route.predictions[route.target])
 

@@ -33,8 +33,8 @@ NUM_ENGINES = 8
 NUM_REQUESTS = 1000
 SPEED = 2.4
 """Times the trace's own pace: some nine tenths of what the fleet could do without any cache."""
-LEVELS = (2.0, 4.0, 8.0)
-"""Working set over the fleet's capacity."""
+LEVELS = (1.5, 3.0, 5.0)
+"""Working set over capacity; three is what such engines have, with some 830 blocks of 512 tokens each."""
 MIN_BLOCKS = 260
 """Of an engine: the longest request must fit."""
 SLO_TTFT_S = 2.0

@@ -319,6 +319,14 @@ async def read_events(raw: Raw) -> list[bytes]:
     return [event.removeprefix(b"data: ") for event in data.split(b"\n\n") if event]
 
 
+async def read_some(raw: Raw, num_events: int) -> list[bytes]:
+    """The data of the first events of an answer whose head was read, at least so many."""
+    data = b""
+    while data.count(b"\n\n") < num_events:
+        data += await asyncio.wait_for(raw.chunk(), PATIENCE_S)
+    return [event.removeprefix(b"data: ") for event in data.split(b"\n\n") if event]
+
+
 def assert_broken_off(events: Sequence[bytes]) -> None:
     """A stream that began well and ended with the router's error event, and without [DONE]; the event before
     that may have been cut."""

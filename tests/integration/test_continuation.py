@@ -11,7 +11,16 @@ import pytest
 
 from anbar.apps.emulator import Fault, FaultKind
 from tests.integration.harness import Raw
-from tests.integration.stack import CHAT, COMPLETIONS, MODEL, Setup, parsed, read_events, running_stack
+from tests.integration.stack import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    Setup,
+    parsed,
+    read_events,
+    read_some,
+    running_stack,
+)
 from tests.waiting import PATIENCE_S
 
 
@@ -40,8 +49,9 @@ async def test_killed_engine_in_mid_stream(
             (lost,) = (engine for engine in stack.engines.values() if engine.records.seen)
             (other,) = (engine for engine in stack.engines.values() if engine is not lost)
             other.faults.clear()
+            events = await read_some(raw, 3)
             await lost.die()
-            events = await asyncio.wait_for(read_events(raw), PATIENCE_S)
+            events += await asyncio.wait_for(read_events(raw), PATIENCE_S)
         chunks = parsed(events)
         assert events[-1] == b"[DONE]"
         assert not any("error" in chunk for chunk in chunks)

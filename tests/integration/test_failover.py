@@ -18,6 +18,7 @@ from tests.integration.stack import (
     chat,
     completion,
     read_events,
+    read_some,
     running_stack,
     text_prompt,
 )
@@ -125,8 +126,9 @@ async def test_engine_dies_after_five_chunks(tokenizer_dir: Path, socket_dir: Pa
             raw.post(path, body | {"stream": True})
             assert (await raw.head())[0] == 200
             (engine,) = (engine for engine in stack.engines.values() if engine.records.seen)
+            events = await read_some(raw, 5)
             await engine.die()
-            events = await read_events(raw)
+            events += await read_events(raw)
         assert_broken_off(events)
         assert len(events) == 6
         assert sum(len(engine.records.seen) for engine in stack.engines.values()) == 1

@@ -69,14 +69,16 @@ class PrefillQueue:
         if prompt not in self._prompts:
             return False
         is_first = True
-        for other in list(self._prompts):
+        over = [prompt]
+        for other in self._prompts:
             if other is prompt:
                 break
             if other.shows_first_token:
                 is_first = False
             else:
-                self._remove(other)
-        self._remove(prompt)
+                over.append(other)
+        for each in over:
+            self._remove(each)
         if is_first:
             self._began_s = now_s
         return is_first

@@ -60,6 +60,24 @@ async def test_completion_follows_its_prefix(stack: Stack) -> None:
         assert_hit(again, first.engine, (tokens - 1) // BLOCK * BLOCK)
 
 
+async def test_long_prompts_are_read_as_far_as_they_match(stack: Stack) -> None:
+    """Of a long prompt that nobody has only the beginning is tokenized; what comes back, goes on, or leaves
+    it in its middle is predicted to the token."""
+    prompt = text_prompt("long", 1200)
+    first = await stack.complete(prompt)
+    num_tokens = first.json["usage"]["prompt_tokens"]
+    assert num_tokens > 600
+    assert first.predicted == first.cached == 0
+    await stack.followed()
+    at_least = (num_tokens - 1) // BLOCK * BLOCK
+    assert_hit(await stack.complete(prompt), first.engine, at_least)
+    await stack.followed()
+    assert_hit(await stack.complete(prompt + "and what else? " * 100), first.engine, at_least)
+    await stack.followed()
+    left = prompt[: len(prompt) // 2] + "or something else altogether? " * 100
+    assert_hit(await stack.complete(left), first.engine, at_least // 3)
+
+
 async def test_chat_over_several_turns(stack: Stack) -> None:
     """Each turn of a chat, the answers included, goes to where the turns before it are."""
     messages = list(TURNS)

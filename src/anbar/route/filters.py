@@ -45,10 +45,12 @@ def fits(query: RouteQuery, engine: EngineView) -> bool:
     """Whether the prompt and one token of output fit the engine's context: vLLM 0.32 shortens an answer that
     does not fit behind its prompt, and refuses only a prompt that leaves no room at all.
 
-    A prompt that was not tokenized has no known length, and an engine may not tell its context: then the
-    engine itself is the judge.
+    A prompt that was not tokenized, or not all of it, has no known length, and an engine may not tell its
+    context: then the engine itself is the judge.
     """
-    return not query.token_ids or not engine.max_model_len or query.num_tokens < engine.max_model_len
+    if not query.token_ids or not query.is_whole or not engine.max_model_len:
+        return True
+    return query.num_tokens < engine.max_model_len
 
 
 def in_group(query: RouteQuery, engine: EngineView) -> bool:

@@ -65,6 +65,14 @@ def runs_of(masks: Iterable[int]) -> list[Run]:
     return runs
 
 
+def may_grow(match: PrefixMatch, num_tokens: int, unit_tokens: int) -> bool:
+    """Whether more than `match` may turn out to be cached when more of a prompt is known than its first
+    `num_tokens`. `unit_tokens`: a block, or a chunk where there are chunks. A chunk that the match ends
+    inside of is of use only together with the next one."""
+    num_units = match.total // unit_tokens + (2 if match.total % unit_tokens else 1)
+    return num_tokens <= num_units * unit_tokens
+
+
 def match_prefix(
     runs: Sequence[Run], needs: Needs, num_tokens: int, block_size: int, chunk_blocks: int
 ) -> PrefixMatch:

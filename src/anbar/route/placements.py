@@ -56,6 +56,9 @@ class Placement:
         self.proven = False
         """Whether the engine's events have shown the whole prompt."""
 
+    def is_at(self, engine: "_Engine") -> bool:
+        return self._engine is engine
+
     def first_byte(self, now_s: float) -> None:
         """The prompt is computed."""
         self.at_s = now_s
@@ -120,13 +123,15 @@ class Placements:
         known = self._engines.get(engine)
         if known is None:
             return Placement(_Engine("", 1), None)
-        # More than a third is not remembered of one prompt: its beginning is what others share.
-        chain = self._chain(query, known)[: self._third]
-        placement = Placement(known, chain[-1] if chain else None)
-        known.young.update(dict.fromkeys(chain, placement))
-        if len(known.young) >= self._third:
-            known.old, known.young = known.young, {}
+        placement = Placement(known, None)
+        self._place(placement, known, query)
         return placement
+
+    def extend(self, engine: EngineId, placement: Placement, query: RouteQuery) -> None:
+        """More of a prompt's tokens is known than when it was sent."""
+        known = self._engines.get(engine)
+        if known is not None and placement.is_at(known):
+            self._place(placement, known, query)
 
     def placed(self, engine: EngineId, query: RouteQuery, now_s: float) -> None:
         """`query` was computed by `engine` at `now_s`, as another router may tell."""
@@ -166,6 +171,14 @@ class Placements:
         """Blocks remembered of an engine, some of them twice."""
         known = self._engines.get(engine)
         return len(known.young) + len(known.old) if known is not None else 0
+
+    def _place(self, placement: Placement, known: _Engine, query: RouteQuery) -> None:
+        # More than a third is not remembered of one prompt: its beginning is what others share.
+        chain = self._chain(query, known)[: self._third]
+        placement.last_block = chain[-1] if chain else None
+        known.young.update(dict.fromkeys(chain, placement))
+        if len(known.young) >= self._third:
+            known.old, known.young = known.young, {}
 
     def _match(
         self, query: RouteQuery, engines: Iterable[EngineId], counts: Callable[[Placement], bool]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.core.fleet import PrefixMatch
-from anbar.route.match import Needs, match_prefix, runs_of
+from anbar.route.match import Needs, match_prefix, may_grow, runs_of
 
 D, H, S = 1, 2, 4
 """A block on the device, in host memory, in the shared store."""
@@ -48,6 +48,31 @@ def test_every_group_is_needed() -> None:
     assert match_prefix(runs_of([D | 8, D]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(2, 2, 2)
     assert match_prefix(runs_of([H | 16, H | 32]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 2, 4)
     assert match_prefix(runs_of([H | S]), TWO_GROUPS, 5, 2, 1) == PrefixMatch(0, 0, 0)
+
+
+LONG_MASKS = st.lists(st.sampled_from([0, D, D | H, H, S, D | H | S]), min_size=1, max_size=24)
+
+
+@given(LONG_MASKS, st.integers(0, 3), st.integers(0, 48))
+def test_what_may_not_grow_does_not(masks: list[int], chunk_blocks: int, num_known: int) -> None:
+    """Where the beginning of a prompt is said to tell all, the whole prompt's match is that of the beginning;
+    where not, there is more to know."""
+    num_tokens = 2 * len(masks)
+    num_known = min(num_known, num_tokens)
+    known = match_prefix(runs_of(masks[: num_known // 2]), ONE, num_known, 2, chunk_blocks)
+    whole = match_prefix(runs_of(masks), ONE, num_tokens, 2, chunk_blocks)
+    if not may_grow(known, num_known, 2 * max(1, chunk_blocks)):
+        assert known == whole
+
+
+def test_what_may_grow() -> None:
+    """Blocks of 2 tokens: all that is seen is there, or the next block or chunk was not seen whole."""
+    assert may_grow(PrefixMatch(), 2, 2)
+    assert not may_grow(PrefixMatch(), 3, 2)
+    assert may_grow(PrefixMatch(4, 4, 4), 6, 2)
+    assert not may_grow(PrefixMatch(4, 4, 4), 7, 2)
+    assert may_grow(PrefixMatch(2, 2, 2), 8, 4)
+    assert not may_grow(PrefixMatch(2, 2, 2), 9, 4)
 
 
 MASKS = st.lists(st.integers(0, 7), max_size=8)

@@ -475,7 +475,7 @@ async def test_policy_that_looks_at_no_tokens_gets_none() -> None:
     assert text.startswith(b"HTTP/1.1 200 ")
     assert far.startswith(b"HTTP/1.1 400 ")
     assert (event.outcome, event.tokenize_s, event.degraded) == (Outcome.OK, 0.0, "")
-    assert [query.token_ids for query in seen] == [()]
+    assert [list(query.token_ids) for query in seen] == [[]]
 
 
 async def test_defect_is_500_without_its_text() -> None:

@@ -1,15 +1,22 @@
-"""From requests to token ids: where they are computed, and that no answer of an engine becomes an error."""
+"""From requests to token ids: where they are computed and how much of them, and that no answer of an engine
+becomes an error."""
 
 import json
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import cast
 
 import pytest
 from scripted import answer, engine_at, scripted
+from tests.unit.kv.families import WITH_WORDS, WITHOUT_WORDS
+from transformers import PreTrainedTokenizerFast
 
 from anbar.adapters.http.openai import ApiRequest, ClientKv, Endpoint, parse
-from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions
+from anbar.adapters.vllm.reading import Reading, read_already
+from anbar.adapters.vllm.tokens import HfTokenizer, NotReproducible, Tokenizer, TokenizerOptions
+from anbar.apps.router.engine import Engine
 from anbar.apps.router.prompts import Prompts
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -22,11 +29,11 @@ class Noting(Tokenizer):
         super().__init__(None, TokenizerOptions())  # type: ignore[arg-type] nothing is encoded
         self.threads: list[threading.Thread] = []
 
-    def chat(self, body: Mapping[str, object]) -> list[int]:
+    def read_chat(self, body: Mapping[str, object]) -> Reading:
         self.threads.append(threading.current_thread())
-        return [1]
+        return read_already([1])
 
-    completion = chat
+    read_completion = read_chat
 
 
 @pytest.fixture
@@ -45,8 +52,9 @@ async def test_prompt_of_a_chat_is_ignored(executor: ThreadPoolExecutor, prompt:
     noting = Noting()
     prompts = Prompts(executor)
     prompts.use("m", noting)
-    tokens = await prompts.tokens(read(Endpoint.CHAT, {**CHAT, "prompt": prompt}), [engine_at(1, "a")])
-    assert tokens.ids == (1,)
+    api = read(Endpoint.CHAT, {**CHAT, "prompt": prompt})
+    tokens = await prompts.tokens(api, [engine_at(1, "a")], 100, whole=False)
+    assert tokens.ids.tolist() == [1]
     assert threading.main_thread() not in noting.threads
 
 
@@ -55,7 +63,8 @@ async def test_ids_need_no_thread(executor: ThreadPoolExecutor) -> None:
     noting = Noting()
     prompts = Prompts(executor)
     prompts.use("m", noting)
-    await prompts.tokens(read(Endpoint.COMPLETIONS, {"model": "m", "prompt": [1]}), [engine_at(1, "a")])
+    api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": [1]})
+    await prompts.tokens(api, [engine_at(1, "a")], 1 << 20, whole=True)
     assert noting.threads == [threading.main_thread()]
 
 
@@ -74,6 +83,86 @@ async def test_engine_that_tokenizes(
     """No tokenizer here: the engine's is asked; an answer that is none is no reason to fail the request."""
     async with scripted(answer(said)) as end:
         engine = engine_at(end.port, "a")
-        tokens = await Prompts(executor).tokens(read(Endpoint.CHAT, CHAT), [engine])
+        tokens = await Prompts(executor).tokens(read(Endpoint.CHAT, CHAT), [engine], 100, whole=False)
         engine.pool.close()
-    assert (tokens.ids, tokens.note) == (ids, note)
+    assert (tuple(tokens.ids), tokens.note) == (ids, note)
+
+
+RAW = WITH_WORDS["qwen-2"]
+SLOW = WITHOUT_WORDS["gemma"]
+LONG = " ".join(f"word{number}" for number in range(4000))
+
+
+class Watched(Tokenizer):
+    """A real tokenizer that notes on which thread prompts are begun."""
+
+    def __init__(self, raw: object, max_model_len: int | None = None) -> None:
+        hf = PreTrainedTokenizerFast(tokenizer_object=raw)
+        super().__init__(cast("HfTokenizer", hf), TokenizerOptions(max_model_len=max_model_len))
+        self.threads: list[bool] = []
+
+    def read_completion(self, body: Mapping[str, object]) -> Reading | NotReproducible:
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        return super().read_completion(body)
+
+
+def roomy() -> Engine:
+    """An engine with a context that nothing here fills."""
+    engine = engine_at(1, "a")
+    engine.facts = replace(engine.facts, max_model_len=1 << 20)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("raw", "num_bytes", "whole", "inline"),
+    [
+        (RAW, 400, False, True),
+        (RAW, 32_768, False, True),
+        (RAW, 32_769, False, False),
+        (RAW, 4096, True, True),
+        (RAW, 4097, True, False),
+        (SLOW, 400, False, False),
+    ],
+)
+async def test_where_a_prompt_is_begun(
+    executor: ThreadPoolExecutor, raw: object, num_bytes: int, whole: bool, inline: bool
+) -> None:
+    """What takes less than a thread costs is done at once; not so where the first ids come with the last."""
+    watched = Watched(raw)
+    prompts = Prompts(executor)
+    prompts.use("m", watched)
+    api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": LONG})
+    tokens = await prompts.tokens(api, [roomy()], num_bytes, whole=whole)
+    assert watched.threads == [inline]
+    assert tokens.is_whole == (whole or raw is SLOW)
+
+
+async def test_a_prompt_is_read_in_few_steps(executor: ThreadPoolExecutor) -> None:
+    """First some hundred tokens; then steps that grow, until all is read: the ids of the whole text."""
+    prompts = Prompts(executor)
+    prompts.use("m", Watched(RAW))
+    api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": LONG})
+    tokens = await prompts.tokens(api, [roomy()], len(LONG), whole=False)
+    expected = RAW.encode(LONG).ids
+    assert 100 < len(tokens.ids) < len(expected) / 10
+    assert len(expected) / 2 < tokens.reading.num_tokens < 2 * len(expected)
+    num_steps = 0
+    while not tokens.is_whole:
+        tokens = await prompts.more(tokens)
+        num_steps += 1
+    assert tokens.ids.tolist() == expected
+    assert tokens.reading.num_tokens == len(expected)
+    assert num_steps == 2
+
+
+async def test_a_prompt_that_may_be_too_long_is_read_to_its_end(executor: ThreadPoolExecutor) -> None:
+    """Only its true length can refuse it."""
+    num_tokens = len(RAW.encode(LONG).ids)
+    engine = engine_at(1, "a")
+    for max_model_len, is_whole in ((num_tokens, True), (2 * num_tokens, False)):
+        engine.facts = replace(engine.facts, max_model_len=max_model_len)
+        prompts = Prompts(executor)
+        prompts.use("m", Watched(RAW))
+        api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": LONG})
+        tokens = await prompts.tokens(api, [engine], len(LONG), whole=False)
+        assert tokens.is_whole == is_whole

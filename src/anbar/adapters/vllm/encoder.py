@@ -9,11 +9,11 @@ pieces but for the last. Ids are kept by the piece's whole text: no two pieces c
 import re
 import sys
 import threading
-from array import array
 from collections.abc import Iterator
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
+from anbar.adapters.vllm.reading import Part, Reading
 from anbar.adapters.vllm.tokenizer_kind import TokenizerKind, kind_of
 from anbar.adapters.vllm.word_cache import SAFE_CUT, Backend, WordCache, encoded, packed
 
@@ -22,9 +22,6 @@ PIECE_CHARS = 512, 4096
 The first has some 100 tokens, a few blocks: enough to tell whether an engine knows the text at all."""
 _ENTRY_BYTES = 150
 """Of a dictionary's entry and of the head of a bytes object."""
-
-TokenIds: TypeAlias = "array[int]"
-"""Ids as unsigned 32-bit numbers (type code "I")."""
 
 
 _SAMPLE = (
@@ -92,44 +89,55 @@ class Encoder:
         self._cut_ids = {text: encoded(backend, text) for text in kind.cuts}
         around = backend.encode("a", add_special_tokens=True)
         inside = around.special_tokens_mask.index(0)
-        self._before = packed(around.ids[:inside]), 0
-        self._behind = packed(around.ids[inside + len(encoded(backend, "a")) // 4 :]), 0
+        self._before = packed(around.ids[:inside])
+        self._behind = packed(around.ids[inside + len(encoded(backend, "a")) // 4 :])
         self._guard = kind.cuts[0] if kind.guard_start and kind.cuts else ""
         """Put before what does not stand at the start, where that matters."""
 
-    def read(self, text: str, *, add_special_tokens: bool) -> "Reading":
+    @property
+    def has_short_pieces(self) -> bool:
+        """Whether long texts between added tokens are cut too."""
+        return self._safe_cut is not None
+
+    def read(self, text: str, *, add_special_tokens: bool) -> Reading:
         """The ids of a text as they are needed; `add_special_tokens`: with those that the tokenizer puts
         around every text."""
         parts = self._parts(text)
-        return Reading(chain((self._before,), parts, (self._behind,)) if add_special_tokens else parts)
+        if add_special_tokens:
+            parts = chain((("", self._before),), parts, (("", self._behind),))
+        return Reading(len(text), parts, self)
 
-    def _parts(self, text: str) -> Iterator[tuple[bytes, int]]:
-        """The ids of the pieces in order, each with the characters that had to be encoded for it."""
-        if self._cut is None:
-            yield from self._pieces(text, 0, len(text))
-            return
+    def known(self, piece: str) -> bytes | None:
+        """The ids of a piece that was encoded before."""
+        return self._cache.get(piece)
+
+    def encode(self, piece: str) -> bytes:
+        """The ids of a piece, which are known from now on."""
+        if self._words is not None:
+            found = self._words.encode(piece)
+        elif self._guard:
+            found = encoded(self._backend, self._guard + piece)[4:]
+        else:
+            found = encoded(self._backend, piece)
+        self._cache.put(piece, found)
+        return found
+
+    def _parts(self, text: str) -> Iterator[Part]:
+        """The pieces of a text in order."""
         at = 0
-        for cut in self._cut.finditer(text):
-            yield from self._pieces(text, at, cut.start())
-            yield self._cut_ids[cut[0]], 0
-            at = cut.end()
+        if self._cut is not None:
+            for cut in self._cut.finditer(text):
+                yield from self._pieces(text, at, cut.start())
+                yield cut[0], self._cut_ids[cut[0]]
+                at = cut.end()
         yield from self._pieces(text, at, len(text))
 
-    def _pieces(self, text: str, at: int, end: int) -> Iterator[tuple[bytes, int]]:
+    def _pieces(self, text: str, at: int, end: int) -> Iterator[Part]:
         size, longest = self._piece_chars
         while at < end:
             cut = self._next_cut(text, at + size, end)
             piece = text[at:cut]
-            if self._guard and at == 0:
-                yield encoded(self._backend, piece), len(piece)
-            else:
-                found = self._cache.get(piece)
-                if found is not None:
-                    yield found, 0
-                else:
-                    found = self._encode_inner(piece)
-                    self._cache.put(piece, found)
-                    yield found, len(piece)
+            yield piece, encoded(self._backend, piece) if self._guard and at == 0 else None
             at = cut
             size = min(2 * size, longest)
 
@@ -138,13 +146,6 @@ class Encoder:
             return end
         found = self._safe_cut.search(text, begin, end)
         return end if found is None else found.start()
-
-    def _encode_inner(self, piece: str) -> bytes:
-        if self._words is not None:
-            return self._words.encode(piece)
-        if self._guard:
-            return encoded(self._backend, self._guard + piece)[4:]
-        return encoded(self._backend, piece)
 
 
 def exact_encoder(backend: Describing, cache_bytes: int) -> tuple[Encoder, str]:
@@ -160,36 +161,6 @@ def exact_encoder(backend: Describing, cache_bytes: int) -> tuple[Encoder, str]:
             )
             break
     return Encoder(backend, kind, cache_bytes), kind.note
-
-
-class Reading:
-    """The ids of one text, of which the first are at hand."""
-
-    __slots__ = ("_parts", "ids", "is_whole")
-
-    def __init__(self, parts: Iterator[tuple[bytes, int]]) -> None:
-        self._parts = parts
-        self.ids: TokenIds = array("I")
-        """What has been computed. It grows; whoever keeps it must not change it."""
-        self.is_whole = False
-
-    def whole(self) -> TokenIds:
-        """All ids."""
-        if not self.is_whole:
-            self.take(sys.maxsize)
-        return self.ids
-
-    def take(self, num_chars: int) -> None:
-        """Go on until the text ends, or so many characters were encoded. What is known already is free."""
-        found: list[bytes] = []
-        for ids, num_fresh in self._parts:
-            found.append(ids)
-            num_chars -= num_fresh
-            if num_chars <= 0 and num_fresh:
-                break
-        else:
-            self.is_whole = True
-        self.ids = self.ids + array("I", b"".join(found))
 
 
 def _size(piece: str, ids: bytes) -> int:

@@ -25,8 +25,8 @@ from anbar.adapters.vllm.chat_messages import (
     without_developer,
 )
 from anbar.adapters.vllm.chat_template import ContentFormat, content_format
-from anbar.adapters.vllm.encoder import Describing, Encoder, Reading, exact_encoder
-from anbar.adapters.vllm.word_cache import packed
+from anbar.adapters.vllm.encoder import Describing, Encoder, exact_encoder
+from anbar.adapters.vllm.reading import Reading, read_already
 from anbar.core.errors import ConfigError
 from anbar.core.request import MAX_CHARS_PER_TOKEN
 
@@ -139,6 +139,11 @@ class Tokenizer:
         self._guarded = copy.deepcopy(hf)
         """For calls that change the tokenizer's state (truncation) and for tokenizers without a fast
         backend."""
+
+    @property
+    def has_short_pieces(self) -> bool:
+        """Whether the first ids of a long text are there without encoding it all."""
+        return self._encoder is not None and self._encoder.has_short_pieces
 
     def completion(self, body: Mapping[str, object]) -> list[int] | NotReproducible:
         """The prompt of a `/v1/completions` request; `body` is the request's JSON."""
@@ -276,7 +281,7 @@ def _reading(found: Found | NotReproducible) -> Reading | NotReproducible:
     if not isinstance(found, list):
         return found
     try:
-        return Reading(iter(((packed(found), 0),)))
+        return read_already(found)
     except OverflowError:
         return NotReproducible(Reason.MALFORMED, "a token id is beyond all vocabularies")
 

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import structs
+
+from anbar.adapters.vllm.reading import Reading
 from anbar.apps.router.engine import CacheSource, Engine, Fleet
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError
@@ -46,6 +49,19 @@ class Matched:
     """By events alone, believed or not: what the self-check compares."""
 
 
+_MIN_COMMON = 16
+"""Tokens that two prompts must begin with before the rest is compared."""
+
+
+@dataclass(slots=True)
+class _Unread:
+    """A prompt in flight of which only the beginning is known."""
+
+    engine: EngineId
+    query: RouteQuery
+    reading: Reading
+
+
 class Caches:
     """Matches prompts, and notes what is sent where."""
 
@@ -63,10 +79,14 @@ class Caches:
         self._max_age_s = max_age_s
         self.placements = placements
         self._clock = clock
+        self._unread: dict[Placement, _Unread] = {}
+        """Prompts in flight of which only the beginning is known."""
 
     def match(self, query: RouteQuery, engines: list[EngineId], sight: Sight = Sight.CACHES) -> Matched:
         """What each engine would reuse, as far as the policy looks: its events tell, or what it was just sent
         where that is more; or all that it was sent, also where events do not tell or are not believed."""
+        if self._unread:
+            self._read_on(query)
         now_s = self._clock.now_s()
         if sight is Sight.PLACEMENTS:
             return Matched(self.placements.match(query, engines, now_s, self._max_age_s))
@@ -82,21 +102,37 @@ class Caches:
             found[engine] = joined(found.get(engine, NOTHING) if believed else NOTHING, placed)
         return Matched(found, told)
 
+    def _read_on(self, query: RouteQuery) -> None:
+        """Of a prompt in flight that begins like this one, more may be known since this one was read: what
+        has been encoded once costs nothing more."""
+        begin = query.token_ids[:_MIN_COMMON]
+        for placement, unread in list(self._unread.items()):
+            if unread.query.token_ids[:_MIN_COMMON] != begin:
+                continue
+            unread.reading.take_known()
+            if len(unread.reading.ids) > len(unread.query.token_ids):
+                unread.query = structs.replace(unread.query, token_ids=unread.reading.ids)
+                self.placements.extend(unread.engine, placement, unread.query)
+
     @contextmanager
-    def sent(self, engine: EngineId, query: RouteQuery) -> Iterator[Placement]:
+    def sent(self, engine: EngineId, query: RouteQuery, reading: Reading) -> Iterator[Placement]:
         """One try of one request at one engine; call `first_byte` when the answer begins."""
         placement = self.placements.send(engine, query)
+        if not query.is_whole:
+            self._unread[placement] = _Unread(engine, query, reading)
         try:
             yield placement
         except UpstreamError:
             placement.failed()
             raise
         finally:
+            self._unread.pop(placement, None)
             placement.over(self._clock.now_s())
 
     def first_byte(self, engine: EngineId, placement: Placement, status: int) -> None:
         """The answer begins: unless it is an error the prompt is computed, and perhaps its events are here
         already."""
+        self._unread.pop(placement, None)  # from here on events tell
         if status >= 400:
             placement.failed()
             return

@@ -87,16 +87,16 @@ async def rest_of(
     serving: Sequence[Engine],
 ) -> Rest | None:
     """The request for the rest of a stream; None when there is none that would be right. `prompt` are the
-    tokens of the request's prompt as far as they are known already."""
+    tokens of the request's prompt, if they are known already."""
     text = transcript.text()
     room = min(engine.facts.max_model_len for engine in serving)
     if text is None or not room:
         return None
     as_text = {"model": api.model, "prompt": text, "add_special_tokens": False}
     try:
-        ids = tuple(prompt) or (await prompts.tokens(api, serving)).ids
+        ids = tuple(prompt) or (await prompts.whole(api, serving)).ids
         before = msgspec.structs.replace(api, endpoint=Endpoint.COMPLETIONS, body=as_text)
-        so_far = (await prompts.tokens(before, serving)).ids if text else ()
+        so_far = (await prompts.whole(before, serving)).ids if text else ()
         splicer = Splicer(transcript.first, num_before=len(so_far), wants_usage=api.wants_usage)
     except (RequestError, msgspec.DecodeError):
         return None

@@ -156,6 +156,11 @@ class Engine:
             num_in_flight=load.num_in_flight,
         )
 
+    def unit_tokens(self) -> int:
+        """Tokens that its tiers keep or drop as one: a block, or an offloaded chunk; 1: not known."""
+        profile = self.profile
+        return profile.block_size * max(1, profile.chunk_blocks) if profile is not None else 1
+
     def degraded(self) -> str:
         """Why its cache cannot be predicted precisely now; "" when it can."""
         if self.profile is None:

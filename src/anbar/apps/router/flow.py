@@ -41,6 +41,7 @@ from anbar.core.request import RouteQuery
 from anbar.route import Policy, Sight
 from anbar.route.admission import AdmissionConfig, seconds_to_wait
 from anbar.route.explain import note_decision
+from anbar.route.match import may_grow
 from anbar.route.retry_budget import RetryBudget
 
 CLIENT_CLOSED = 499
@@ -93,6 +94,7 @@ class Flow:
     def __init__(self, parts: FlowParts) -> None:
         self.parts = parts
         """May be replaced at any time, also while requests run."""
+        self._matched: tuple[RouteQuery | None, Matched] = None, Matched()
         self._forwarder = Forwarder(
             ForwardParts(
                 parts.fleet,
@@ -194,10 +196,9 @@ class Flow:
         max_model_len = max(engine.facts.max_model_len for engine in serving)
         if max_model_len:
             check_output_length(api, max_model_len)
-        tokens = await self._tokens(api, serving, record)
-        if tokens.ids and max_model_len:
+        tokens, query = await self._read(api, meant, record)
+        if tokens.ids and tokens.is_whole and max_model_len:
             check_length(api, len(tokens.ids), max_model_len)
-        query = self._query(record, api, tokens.ids, meant)
         record.num_prompt_tokens = query.num_tokens
         record.pending = parts.recorder.begin(query, serving[0])
         route, matched = self._decide(query, api, tokens.note, record)
@@ -206,20 +207,43 @@ class Flow:
         explanation = parts.explain.headers(exchange.request, record)
         until_s = record.started_s + parts.total_timeout_s
         sight = parts.policy.sight
-        told = matched.told
-        job = Job(exchange, api, query, route, told, head, tokens.note, until_s, sight, explanation, claim)
+        reading, told = tokens.reading, matched.told
+        job = Job(
+            exchange, api, query, reading, route, told, head, tokens.note, until_s, sight, explanation, claim
+        )
         await self._forwarder.forward(job, record)
 
-    async def _tokens(self, api: ApiRequest, serving: list[Engine], record: Record) -> Tokens:
-        """The prompt's tokens, where the policy looks at them."""
+    async def _read(self, api: ApiRequest, meant: Audience, record: Record) -> tuple[Tokens, RouteQuery]:
+        """The prompt's tokens, as far as the policy looks at them: on from the first while some engine holds
+        all that is known."""
         parts = self.parts
         if parts.policy.sight is Sight.NOTHING and not parts.recorder.needs_tokens:
-            parts.prompts.is_beyond(api, serving)
-            return NO_TOKENS
+            parts.prompts.is_beyond(api, meant.serving)
+            return NO_TOKENS, self._query(record, api, NO_TOKENS, meant)
         before_s = parts.clock.now_s()
-        tokens = await parts.prompts.tokens(api, serving)
+        whole = not self._is_told(meant.serving)
+        tokens = await parts.prompts.tokens(api, meant.serving, meant.num_body_bytes, whole=whole)
+        query = self._query(record, api, tokens, meant)
+        while not tokens.is_whole and self._may_grow(query, api):
+            tokens = await parts.prompts.more(tokens)
+            query = self._query(record, api, tokens, meant)
         record.tokenize_s = parts.clock.now_s() - before_s
-        return tokens
+        return tokens, query
+
+    def _is_told(self, serving: list[Engine]) -> bool:
+        """Whether engines tell what they hold. If not, all of each prompt is needed, to compare later ones
+        with it; so it is for the block log."""
+        parts = self.parts
+        if parts.policy.sight is not Sight.CACHES or parts.recorder.needs_tokens:
+            return False
+        return not any(engine.profile is not None and engine.degraded() for engine in serving)
+
+    def _may_grow(self, query: RouteQuery, api: ApiRequest) -> bool:
+        fleet, num_tokens = self.parts.fleet, len(query.token_ids)
+        return any(
+            may_grow(match, num_tokens, fleet[engine].unit_tokens())
+            for engine, match in self._match(query, api).believed.items()
+        )
 
     def _serving(self, model: str, group: frozenset[EngineId]) -> list[Engine]:
         fleet = self.parts.fleet
@@ -231,26 +255,34 @@ class Flow:
         raise unknown_model(model)
 
     @staticmethod
-    def _query(record: Record, api: ApiRequest, ids: tuple[int, ...], meant: Audience) -> RouteQuery:
+    def _query(record: Record, api: ApiRequest, tokens: Tokens, meant: Audience) -> RouteQuery:
         return RouteQuery(
             request_id=record.request_id,
             model=api.model,
-            token_ids=ids,
-            num_tokens=len(ids) or meant.num_body_bytes // BYTES_PER_TOKEN,
+            token_ids=tokens.ids,
+            num_tokens=tokens.reading.num_tokens or meant.num_body_bytes // BYTES_PER_TOKEN,
             lora=api.model if api.model in meant.serving[0].facts.adapters else None,
             cache_salt=api.cache_salt,
             session=meant.session,
             engines=meant.engines,
+            is_whole=tokens.is_whole,
         )
+
+    def _match(self, query: RouteQuery, api: ApiRequest) -> Matched:
+        """What each engine holds of a prompt; of the last one the answer is at hand, for it is decided on
+        without a pause."""
+        if not query.token_ids or not api.reads_cache:
+            return Matched()
+        if self._matched[0] is not query:
+            ready = [engine.id for engine in self.parts.fleet if engine.is_ready]
+            self._matched = query, self.parts.caches.match(query, ready, self.parts.policy.sight)
+        return self._matched[1]
 
     def _decide(
         self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record
     ) -> tuple[Route, Matched]:
         parts = self.parts
-        matched = Matched()
-        if query.token_ids and api.reads_cache:
-            ready = [engine.id for engine in parts.fleet if engine.is_ready]
-            matched = parts.caches.match(query, ready, parts.policy.sight)
+        matched = self._match(query, api)
         record.decided_s = parts.clock.now_s()
         views = parts.standing.views(query.model)
         degraded = {engine.id: imprecise(parts.policy.sight, engine) for engine in parts.fleet}

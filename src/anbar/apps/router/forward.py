@@ -27,6 +27,7 @@ from anbar.adapters.http.transcript import Transcript
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import find_usage
 from anbar.adapters.http.usage_event import UsageFilter
+from anbar.adapters.vllm.reading import Reading
 from anbar.apps.router.attempt import (
     SIGNALS,
     Declined,
@@ -73,6 +74,8 @@ class Job(msgspec.Struct, frozen=True):
     exchange: Exchange
     api: ApiRequest
     query: RouteQuery
+    reading: Reading
+    """Of the prompt's tokens, as far as they were needed."""
     route: Route
     told: Mapping[EngineId, PrefixMatch]
     """By engine: what its events told of its cache when the route was decided."""
@@ -148,7 +151,7 @@ class Forwarder:
         try:
             if engine is not None and broken.transcript is not None:
                 serving = self._fleet.serving(job.api.model)
-                ids = job.query.token_ids
+                ids = job.query.token_ids if job.query.is_whole else ()
                 rest = await rest_of(job.api, broken.transcript, ids, self._prompts, serving)
                 if rest is not None:
                     await self._append(job, engine, record, rest, broken)
@@ -220,7 +223,7 @@ class Forwarder:
         plan = Plan(job.query.num_tokens, prediction, job.api.stream)
         with (
             engine.load.hold(plan, self._clock) as share,
-            self._caches.sent(engine.id, job.query) as placement,
+            self._caches.sent(engine.id, job.query, job.reading) as placement,
         ):
             reply, sieve = await ask(engine, job.exchange.request, job.api, job.head, patience_s)
             try:
@@ -238,7 +241,8 @@ class Forwarder:
         if record.outcome is not Outcome.OK:
             return broken if failure is None else SIGNALS[failure]
         if job.api.stream and job.query.token_ids:
-            engine.costs.observe(share.finished(_first(record.reported_cached_tokens, num_predicted)))
+            num_cached = _first(record.reported_cached_tokens, num_predicted)
+            engine.costs.observe(share.finished(num_cached, record.num_prompt_tokens))
         self._check_hints(engine, job, record)
         self._check.answered(engine, job.query, job.told.get(engine.id), record)
         return Signal.OK
@@ -283,7 +287,7 @@ class Forwarder:
         ended = Outcome.OK if reply.status < 400 else Outcome.ENGINE_ERROR
         record.ended(ended if whole else Outcome.BROKEN, reply.status)
         if reply.status == 200:
-            record.reported(relay.tail.bytes())
+            record.reported(relay.tail.bytes(), is_estimated=not job.query.is_whole)
         if relay.error is not None:
             raise Interrupted(relay)
         return Signal.NOTHING if whole else relay.signal

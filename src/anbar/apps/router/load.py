@@ -94,14 +94,14 @@ class Share:
         if not self._load.queue.answered(self._prompt, now_s):
             self._is_clear = False
 
-    def finished(self, num_cached: int) -> Finished:
+    def finished(self, num_cached: int, num_tokens: int | None = None) -> Finished:
         """What the request, past its first byte, says of its engine. `num_cached`: what the engine reported,
         or what was predicted. More than predicted is taken to come from the device, less to be missing from
-        the furthest tier."""
+        the furthest tier. `num_tokens`: of the prompt, where the plan had but an estimate."""
         match = self._plan.prediction.match
         host = max(0, min(match.host, num_cached) - match.device)
         shared = max(0, min(match.shared, num_cached) - match.host)
-        own = PrefillWork.of(self._plan.num_tokens, num_cached)
+        own = PrefillWork.of(self._plan.num_tokens if num_tokens is None else num_tokens, num_cached)
         loaded = {Tier.HOST: host, Tier.SHARED: shared}
         return Finished(own, self._seconds, self._before, loaded, self._num_decoding, self._is_clear)
 

@@ -1,14 +1,22 @@
-"""From requests to token ids, off the event loop: by a tokenizer of ours, or by asking the engine."""
+"""From requests to token ids: by a tokenizer of ours, or by asking the engine.
+
+A prompt is read as far as it is needed: what was encoded before and a first piece at once, more in steps of
+growing size for as long as the caller finds that an engine may hold more (`anbar.apps.router.flow`). A thread
+costs a tenth of a millisecond, so the little that takes less is done on the event loop.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import TypeVar
 
 import msgspec
 
 from anbar.adapters.http.fetch import fetch
 from anbar.adapters.http.openai import ApiRequest, Endpoint, beyond_context, is_beyond_context, truncates
 from anbar.adapters.vllm.chat_messages import Reason
+from anbar.adapters.vllm.reading import Reading, TokenIds, read_already
 from anbar.adapters.vllm.remote_tokens import chat_request, completion_request, token_ids
 from anbar.adapters.vllm.tokens import NotReproducible, Tokenizer
 from anbar.apps.router.engine import Engine
@@ -18,14 +26,49 @@ REMOTE_TIMEOUT_S = 2.0
 """How long a request waits for an engine's /tokenize before it is routed by load alone."""
 
 
+_T = TypeVar("_T")
+
+INLINE_BYTES = 32_768
+"""Bodies up to this size are rendered and begun on the event loop: 50 µs, and as much for a new piece."""
+
+_WHOLE_INLINE_BYTES = 4096
+"""Bodies up to this size are also read to their end there."""
+
+_FIRST_CHARS = 512
+_CHARS_PER_TOKEN = 5
+"""More than most languages have: the first piece is to fill what tiers keep as one."""
+
+_FIRST_STEP_CHARS = 4096
+_STEP_FACTOR = 8
+"""Each step is so much larger than the one before, so that all together are few."""
+
+_NEAR_CONTEXT = 0.9
+"""A prompt that is estimated to fill so much of the context is read to its end: it may have to be refused."""
+
+
 class Tokens(msgspec.Struct, frozen=True):
     """The ids of a prompt; none, with a `note` why, when they could not be had."""
 
-    ids: tuple[int, ...]
+    reading: Reading
     note: str
+    step_chars: int = _FIRST_STEP_CHARS
+    """How much is to be encoded next, at least."""
+
+    @property
+    def ids(self) -> TokenIds:
+        """Those that are known."""
+        return self.reading.ids
+
+    @property
+    def is_whole(self) -> bool:
+        return self.reading.is_whole
 
 
-NO_TOKENS = Tokens((), "not_needed")
+def _none(note: str) -> Tokens:
+    return Tokens(read_already(()), note)
+
+
+NO_TOKENS = _none("not_needed")
 """Of a prompt whose tokens nobody wants."""
 
 
@@ -40,20 +83,44 @@ class Prompts:
         """Tokenize prompts for `model` with `tokenizer` from now on."""
         self._tokenizers[model] = tokenizer
 
-    async def tokens(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
-        """The ids that the engines in `serving` will compute. Raises RequestError for a prompt whose mere
-        number of characters is beyond their context."""
+    async def tokens(
+        self, api: ApiRequest, serving: Sequence[Engine], num_bytes: int, *, whole: bool
+    ) -> Tokens:
+        """The ids that the engines in `serving` will compute: all of them, or what is known of them and one
+        piece more. `num_bytes`: of the request's body. Raises RequestError for a prompt whose mere number
+        of characters is beyond their context."""
         if self.is_beyond(api, serving):
-            return Tokens((), Reason.TOO_LONG.value)
+            return _none(Reason.TOO_LONG.value)
         tokenizer = self._tokenizers.get(api.model)
         if tokenizer is None:
             return await self._ask(api, serving)
-        compute = tokenizer.chat if api.endpoint is Endpoint.CHAT else tokenizer.completion
-        if api.endpoint is Endpoint.COMPLETIONS and _is_tokens(api.body.get("prompt")):
-            return _tokens(compute(api.body))
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._executor, compute, api.body)
-        return _tokens(found)
+        read = tokenizer.read_chat if api.endpoint is Endpoint.CHAT else tokenizer.read_completion
+        num_chars = max(_FIRST_CHARS, _CHARS_PER_TOKEN * max(engine.unit_tokens() for engine in serving))
+        if whole:
+            num_chars = sys.maxsize
+        is_quick = tokenizer.has_short_pieces and num_bytes <= (
+            _WHOLE_INLINE_BYTES if whole else INLINE_BYTES
+        )
+        if is_quick or (api.endpoint is Endpoint.COMPLETIONS and _is_tokens(api.body.get("prompt"))):
+            tokens = _begin(read, api.body, num_chars)
+        else:
+            tokens = await self._aside(_begin, read, api.body, num_chars)
+        longest = max(engine.facts.max_model_len for engine in serving)
+        if longest and not tokens.is_whole and tokens.reading.num_tokens > _NEAR_CONTEXT * longest:
+            await self._aside(tokens.reading.whole)
+        return tokens
+
+    async def whole(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
+        """All ids, on a thread; raises RequestError as `tokens` does."""
+        return await self.tokens(api, serving, sys.maxsize, whole=True)
+
+    async def more(self, tokens: Tokens) -> Tokens:
+        """Read on; for a prompt that is not whole."""
+        await self._aside(tokens.reading.take, tokens.step_chars)
+        return Tokens(tokens.reading, tokens.note, tokens.step_chars * _STEP_FACTOR)
+
+    async def _aside(self, work: Callable[..., _T], *args: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
 
     @staticmethod
     def is_beyond(api: ApiRequest, serving: Sequence[Engine]) -> bool:
@@ -70,14 +137,14 @@ class Prompts:
         """Let a ready engine tokenize."""
         engine = next((engine for engine in serving if engine.is_ready), None)
         if engine is None:
-            return Tokens((), "no_tokenizer")
+            return _none("no_tokenizer")
         request = chat_request(api.body) if api.endpoint is Endpoint.CHAT else completion_request(api.body)
         if not isinstance(request, dict):
             return _tokens(request)
         try:
             return _tokens(await _tokenize(engine, request))
         except UpstreamError:
-            return Tokens((), "tokenize_failed")
+            return _none("tokenize_failed")
 
 
 def _is_tokens(prompt: object) -> bool:
@@ -93,7 +160,19 @@ async def _tokenize(engine: Engine, request: Mapping[str, object]) -> list[int] 
     return token_ids(reply.body)
 
 
+def _begin(
+    read: Callable[[Mapping[str, object]], Reading | NotReproducible],
+    body: Mapping[str, object],
+    num_chars: int,
+) -> Tokens:
+    found = read(body)
+    if isinstance(found, NotReproducible):
+        return _none(found.reason.value)
+    found.take(num_chars)
+    return Tokens(found, "")
+
+
 def _tokens(found: list[int] | NotReproducible) -> Tokens:
     if isinstance(found, NotReproducible):
-        return Tokens((), found.reason.value)
-    return Tokens(tuple(found), "")
+        return _none(found.reason.value)
+    return Tokens(read_already(found), "")

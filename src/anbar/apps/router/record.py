@@ -51,13 +51,14 @@ class Record(RequestFacts, kw_only=True):
         self.outcome = outcome
         self.status = status
 
-    def reported(self, tail: bytes) -> None:
-        """Take in what the engine says of itself at the end of its answer."""
+    def reported(self, tail: bytes, *, is_estimated: bool = False) -> None:
+        """Take in what the engine says of itself at the end of its answer; `is_estimated`: the prompt was not
+        tokenized to its end."""
         usage, times = find_usage(tail), find_engine_times(tail)
         if usage is not None:
             self.num_output_tokens = usage.completion_tokens
             self.reported_cached_tokens = usage.cached_tokens
-            if self.decision is not None and self.decision.tokens_note:
+            if is_estimated or (self.decision is not None and self.decision.tokens_note):
                 self.num_prompt_tokens = usage.prompt_tokens  # it was only estimated
         if times is not None:
             self.reported_ttft_s, self.reported_queue_s = times.ttft_s, times.queue_s

@@ -1,4 +1,5 @@
-"""Writes docs/reference/{configuration,emulator,metrics}.md from the code; with --check: are they current?"""
+"""Writes docs/reference/{admin-api,cli,configuration,emulator,metrics}.md from the code; with --check: are
+they current?"""
 
 import argparse
 import inspect
@@ -12,6 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from reference_calls import admin_api, cli
 
 from anbar.adapters.http.message import Request
 from anbar.adapters.telemetry.router_metrics import RouterMetrics
@@ -214,7 +216,13 @@ def a_gauge() -> EngineGauges:
 def main(check: bool) -> int:
     """Exit status 1 when `check` finds a page out of date."""
     stale = False
-    pages = {"configuration.md": configuration(), "emulator.md": emulator(), "metrics.md": metrics()}
+    pages = {
+        "admin-api.md": admin_api(),
+        "cli.md": cli(),
+        "configuration.md": configuration(),
+        "emulator.md": emulator(),
+        "metrics.md": metrics(),
+    }
     for name, text in pages.items():
         path = PAGES / name
         current = path.exists() and path.read_text() == text

@@ -273,7 +273,7 @@ def test_the_log_is_bounded() -> None:
     assert log.oldest_s == 7.0
 
 
-@pytest.mark.parametrize("path", ["/admin/engines", "/admin/explain", "/admin/explain/r-1"])
+@pytest.mark.parametrize("path", ["/admin", "/admin/engines", "/admin/explain", "/admin/explain/r-1"])
 async def test_admin_pages_are_for_this_machine(path: str) -> None:
     """A page in the operator's browser, at a name that was made to point here, learns nothing."""
     engine = Engine()

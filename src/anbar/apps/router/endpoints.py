@@ -9,6 +9,7 @@ from anbar import __version__
 from anbar.adapters.http.message import Answer, error_answer, json_answer
 from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
+from anbar.apps.router.admin_calls import ADMIN_CALLS
 from anbar.apps.router.cost_page import costs_page
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.engine_admin import PREFIX as ENGINES
@@ -73,6 +74,7 @@ class Endpoints:
             b"/health": self._health,
             b"/ready": self._ready,
             b"/metrics": self._metrics,
+            b"/admin": self._admin,
             b"/admin/engines": self._engines,
             b"/admin/explain": parts.explain.last,
             b"/admin/config": self._config,
@@ -139,6 +141,10 @@ class Endpoints:
 
     def _metrics(self, exchange: Exchange) -> Answer:
         return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))
+
+    def _admin(self, exchange: Exchange) -> Answer:
+        must_be_local(exchange.request)
+        return json_answer(200, {"calls": ADMIN_CALLS})
 
     def _engines(self, exchange: Exchange) -> Answer:
         must_be_local(exchange.request)

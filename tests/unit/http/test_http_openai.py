@@ -161,6 +161,7 @@ WRONG_IN_BOTH: dict[str, list[object]] = {
     "stop": ["", ["a", ""], [3], 3],
     "seed": ["a", 1.5, 2**63, -(2**63) - 1],
     "prompt_logprobs": [-2, "a"],
+    "truncate_prompt_tokens": [-2, 10**40, "a"],
     "logprobs": ["a", 1.5, {}],
 }
 

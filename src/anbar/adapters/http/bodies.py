@@ -178,6 +178,9 @@ def judge_sampling(typed: Common, body: Mapping[str, object]) -> None:
         raise bad("stream_options", "is only for `stream: true`", "invalid_value")
     if typed.seed is not None and not _INT64[0] <= typed.seed <= _INT64[1]:
         raise bad("seed", "must be an integer of 64 bits", "invalid_value")
+    truncated = typed.truncate_prompt_tokens
+    if truncated is not None and not -1 <= truncated <= MAX_COUNT:
+        raise bad("truncate_prompt_tokens", f"must be at least -1 and at most {MAX_COUNT}", "invalid_value")
     if typed.prompt_logprobs is not None:
         _judge_prompt_logprobs(typed.prompt_logprobs, typed.stream is True)
     if typed.logit_bias:

@@ -58,6 +58,8 @@ def test_the_guide(tmp_path: Path) -> None:
         for number, block in enumerate(blocks)
         if not matches(block, printed[number], renamed)
     ]
+    for expected, found in wrong:
+        print(f"expected:\n{expected}found:\n{found}")
     assert wrong == []
 
 

@@ -41,7 +41,7 @@ def test_a_stream_without_usage_is_the_engines(stack: Stack) -> None:
 def test_a_choice_is_explained(stack: Stack) -> None:
     """Both engines with what each was predicted to take, the choice first, and how it ended: the engine
     reported the cached tokens that were predicted."""
-    prompt = prose(240, 120)
+    prompt = prose(240, 700)
     first = stack.complete(prompt, max_tokens=1)
     stack.settle()
     second = stack.complete(prompt, max_tokens=1)
@@ -49,7 +49,8 @@ def test_a_choice_is_explained(stack: Stack) -> None:
     assert [engine["place"] for engine in request["engines"]] == [1, 2]
     chosen, other = request["engines"]
     assert chosen["engine"] == request["chosen"] == first.engine
-    assert chosen["matched"]["device"] == second.cached > 0
+    assert sum(chosen["matched"].values()) == second.cached > 0
+    assert chosen["matched"]["device"] > 0
     assert other["matched"]["device"] == 0
     assert {engine["mode"] for engine in request["engines"]} == {"precise"}
     assert chosen["ttft_ms"] < other["ttft_ms"]

@@ -7,6 +7,9 @@ import pytest
 from tests.e2e.stack import Stack, prose
 
 BLOCK = 32
+NUM_WORDS = 700
+"""One token each. So long that a machine which stands still now and then does not make another engine look
+so much faster that it is worth loading the prefix there from the store."""
 
 
 def expected_hit(num_tokens: int) -> int:
@@ -17,7 +20,7 @@ def expected_hit(num_tokens: int) -> int:
 def test_prompts_return_to_the_engine_that_holds_them(stack: Stack) -> None:
     """Six prompts, each asked twice in another order: each goes back to its engine, and the router's
     prediction is exactly vLLM's `cached_tokens`."""
-    prompts = [prose(100 + i, 150) for i in range(6)]
+    prompts = [prose(100 + i, NUM_WORDS) for i in range(6)]
     with ThreadPoolExecutor(max_workers=2) as pool:  # two at a time: one after the other, chance would decide
         first = list(pool.map(lambda prompt: stack.complete(prompt, max_tokens=1), prompts))
     assert {answer.predicted for answer in first} == {0}
@@ -26,6 +29,7 @@ def test_prompts_return_to_the_engine_that_holds_them(stack: Stack) -> None:
     stack.settle()
     for prompt, before in reversed(list(zip(prompts, first, strict=True))):
         again = stack.complete(prompt, max_tokens=1)
+        print(stack.http.get(f"/admin/explain/{again.headers['x-request-id']}?format=text").text)
         assert again.engine == before.engine
         assert again.predicted == again.cached == expected_hit(again.prompt_tokens)
         assert again.headers["x-anbar-policy"] == "predicted_ttft"
@@ -36,7 +40,7 @@ def test_a_chat_returns_with_its_answer_cached(stack: Stack) -> None:
     """Turn 2 repeats turn 1 and its answer; same template, same tokenizer: predicted equals reported."""
     messages = [
         {"role": "system", "content": "You answer in one sentence. تو فارسی هم می‌دانی. हिंदी भी।"},
-        {"role": "user", "content": prose(200, 120)},
+        {"role": "user", "content": prose(200, NUM_WORDS)},
     ]
     first = stack.chat(messages, max_tokens=40, ignore_eos=True)
     stack.settle()
@@ -49,7 +53,7 @@ def test_a_chat_returns_with_its_answer_cached(stack: Stack) -> None:
 
 def test_token_ids_and_text_are_one_prefix(stack: Stack) -> None:
     """The same prompt as token ids finds the blocks that its text left."""
-    prompt = prose(210, 150)
+    prompt = prose(210, NUM_WORDS)
     ids = stack.tokenize(prompt)
     first = stack.complete(prompt, max_tokens=1)
     stack.settle()

@@ -84,8 +84,6 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     engine_ttft_s: float | None = None
     """From sending to the engine that answered to its first byte: what `predicted_ttft_s` predicts, if the
     answer is streamed."""
-    queue_s: float = 0.0
-    """Time that the request waited in the router's own queue."""
     tokenize_s: float = 0.0
     reported_ttft_s: float | None = None
     """The engine's own word, from its arrival there to the first token, of streams and others."""

@@ -1,15 +1,16 @@
 """The block log of a whole router: what is recorded, of whom, and that no text ever gets out."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ask, die, scripted
+from scripted import Connection, ask, die, scripted
 from test_explain import Engine, ended, post
 from test_router import becomes, configured, get
-from tests.waiting import until
+from tests.waiting import until, within
 
 from anbar.adapters.telemetry.block_ids import KEY_FILE
 from anbar.adapters.telemetry.rotating_file import rotated_files
@@ -133,6 +134,34 @@ async def test_a_request_that_failed_is_recorded_with_its_status(tmp_path: Path)
         await router.stop()
     (entry,) = read(tmp_path)
     assert (entry.status, entry.engine, entry.ttft_ms) == (503, "", None)
+
+
+async def test_an_engine_that_left_meanwhile_is_recorded(tmp_path: Path) -> None:
+    """A reload took it out while it answered: the request is counted and recorded all the same."""
+    engine = Engine()
+    quick, let_go = engine.complete, asyncio.Event()
+
+    async def late(connection: Connection) -> None:
+        await let_go.wait()
+        await quick(connection)
+
+    engine.complete = late
+    async with scripted(engine.script) as a:
+        router = Router(recording(tmp_path, a.port), {}, io.BytesIO())
+        port = await router.start()
+        await becomes(router, READY)
+        waiting = asyncio.create_task(ask(port, post("r-1", "", body([1] * 40))))
+        await until(lambda: any(e.load.num_in_flight for e in router.fleet))
+        (served_by,) = router.fleet
+        router.fleet.drop(served_by)
+        let_go.set()
+        await within(waiting)
+        await ended(router, "r-1")
+        router.fleet.put(served_by)
+        await written(router)
+        await router.stop()
+    (entry,) = read(tmp_path)
+    assert (entry.status, entry.engine, len(entry.hash_ids)) == (200, "e0", 3)
 
 
 async def test_nothing_is_kept_of_a_prompt_when_the_request_is_over(tmp_path: Path) -> None:

@@ -30,7 +30,11 @@ _SPREADS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Streams: from a request's last byte in to the first byte of its answer out.",
         LATENCY_BUCKETS_S,
     ),
-    "anbar_router_queue_seconds": ("Wait in the router's own queue.", LATENCY_BUCKETS_S),
+    "anbar_router_queue_seconds": (
+        "From a request's last byte in to its being sent to the engine that answered: tokenizing, and tries "
+        "that failed.",
+        LATENCY_BUCKETS_S,
+    ),
     "anbar_router_engine_ttft_seconds": (
         "Streams and others: from arrival at the engine to the first token, as the engine reports it "
         "(vLLM's --enable-per-request-metrics).",
@@ -103,7 +107,8 @@ class RequestMetrics:
         key = (model, engine, kind)
         of = self._of(key)
         (of.e2e_stream if event.stream else of.e2e_whole).observe(event.e2e_s)
-        of.queue.observe(event.queue_s)
+        if event.ttft_s is not None and event.engine_ttft_s is not None:
+            of.queue.observe(event.ttft_s - event.engine_ttft_s)
         of.prompt.inc(event.num_prompt_tokens)
         of.output.inc(event.num_output_tokens)
         if event.stream and event.ttft_s is not None:

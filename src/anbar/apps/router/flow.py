@@ -151,8 +151,8 @@ class Flow:
             self._answer_failure(exchange, record, Outcome.INTERNAL, internal(ids))
         finally:
             finished = record.finished(parts.clock.now_s())
-            parts.recorder.end(record, finished)
             parts.emit(finished)
+            parts.recorder.end(record, finished)
 
     @staticmethod
     def _answer_failure(exchange: Exchange, record: Record, outcome: Outcome, answer: Answer) -> None:

@@ -67,7 +67,7 @@ class Recorder:
         pending, record.pending = record.pending, None
         if pending is None or self._writer is None:
             return
-        engine = self._fleet[finished.engine] if finished.engine is not None else None
+        engine = self._fleet.get(finished.engine) if finished.engine is not None else None
         query = pending.query
         entry = BlockLogEntry(
             timestamp=round((self._wall_s() - finished.e2e_s) * 1e3),

@@ -14,7 +14,7 @@ from anbar.core.fleet import EngineView, Prediction, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.filters import Verdict, verdict
-from anbar.route.predict import host_load_s, imposed_delay_s
+from anbar.route.predict import host_load_s, imposed_delay_s, score_s
 
 NOT_LOOKED_AT = "policy_needs_no_tokens"
 """Why a prompt was not tokenized though it could have been."""
@@ -65,7 +65,7 @@ class Candidate:
     @property
     def score_s(self) -> float:
         """What `predicted_ttft` makes least."""
-        return self.imposed_s + (self.prediction.ttft_s if self.prediction is not None else 0.0)
+        return score_s(self.engine, self.prediction) if self.prediction is not None else 0.0
 
 
 def note_decision(

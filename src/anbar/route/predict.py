@@ -22,6 +22,11 @@ from anbar.core.request import RouteQuery
 
 NOTHING = PrefixMatch()
 
+OTHERS_WEIGHT = 0.3
+"""A second by which the tokens of somebody's answer come late, over a second without a first token. At 1 the
+engine with the longest queue, which streams to nobody, drew all long prompts: in `make bench
+NAME=router-quality` they waited twice as long for their first tokens, and nobody gained."""
+
 LOAD_RATIO: Mapping[Tier, float] = {Tier.HOST: 0.05, Tier.SHARED: 0.1}
 """Time to load a token over the time to compute it, until somebody measured it. Published for host RAM on an
 H100: 2 to 22 times sooner than computing (vLLM's blog of 2026-01-08 on the offloading connector); a store is
@@ -51,6 +56,11 @@ def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:
     it too. Loads run beside the steps and delay nobody.
     """
     return engine.num_decoding * max(0.0, prediction.prefill_s - engine.prefill.overhead_s)
+
+
+def score_s(engine: EngineView, prediction: Prediction) -> float:
+    """What `predicted_ttft` makes least."""
+    return prediction.ttft_s + OTHERS_WEIGHT * imposed_delay_s(engine, prediction)
 
 
 def host_load_s(engine: EngineView, prediction: Prediction) -> float:

@@ -15,7 +15,7 @@ from anbar.core.fleet import EngineView, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.route.policies import make_policy
 from anbar.route.policies.predicted_ttft import TIE_RATIO, TIE_S
-from anbar.route.predict import imposed_delay_s, predict
+from anbar.route.predict import OTHERS_WEIGHT, imposed_delay_s, predict
 from anbar.sim.engine.shape import EngineShape
 from tests.unit.calibrate.virtual_engine import VirtualEngine
 
@@ -101,12 +101,14 @@ def test_a_slow_tier_is_worth_nothing() -> None:
 
 
 def test_answers_that_run_are_delayed_by_the_computing_and_not_by_the_overhead() -> None:
-    """2.9 s of the rest delay each of six answers at a: 17.4 s together, which with the 3.4 s to the first
-    token is less than computing all elsewhere; with seven it is more."""
-    idle = view("b", prefill=COST)
-    assert 6 * 2.9 + REST_S < LIMIT_S < 7 * 2.9 + REST_S
-    assert chosen(view("a", prefill=COST, decoding=6, in_flight=6), idle, a=on_device(9000)) == "a"
-    assert chosen(view("a", prefill=COST, decoding=7, in_flight=7), idle, a=on_device(9000)) == "b"
+    """2.9 s of the rest delay each answer at a. A share of that, with the 3.4 s to the first token, is less
+    than computing all elsewhere as long as there are few of them; with one more it is more."""
+    idle, each_s = view("b", prefill=COST), OTHERS_WEIGHT * 2.9
+    few = int((LIMIT_S - REST_S) / each_s)
+    assert few * each_s + REST_S < LIMIT_S < (few + 1) * each_s + REST_S
+    assert chosen(view("a", prefill=COST, decoding=few, in_flight=few), idle, a=on_device(9000)) == "a"
+    few += 1
+    assert chosen(view("a", prefill=COST, decoding=few, in_flight=few), idle, a=on_device(9000)) == "b"
 
 
 def delayed_s(num_decoding: int, num_tokens: int, budget: int) -> float:

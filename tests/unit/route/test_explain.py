@@ -12,6 +12,7 @@ from anbar.core.request import RouteQuery
 from anbar.route.explain import Decision, Mode, candidates_of, note_decision
 from anbar.route.filters import Verdict, candidates, verdict
 from anbar.route.policies import PredictedTtft
+from anbar.route.predict import OTHERS_WEIGHT
 
 QUERY = RouteQuery(RequestId("r"), "m", tuple(range(100)), 100)
 
@@ -77,7 +78,7 @@ def test_parts_add_up_to_the_score_that_was_compared() -> None:
     assert a.prediction.wait_s == pytest.approx(0.05)
     assert a.prediction.prefill_s == pytest.approx(0.1)
     assert a.imposed_s == pytest.approx(0.2)
-    assert a.score_s == pytest.approx(0.35)
+    assert a.score_s == pytest.approx(0.15 + OTHERS_WEIGHT * 0.2)
     assert b.load_host_s == pytest.approx(0.05 * 1e-3 * 20)
     assert b.load_shared_s == pytest.approx(0.1 * 1e-3 * 20)
     assert b.load_host_s + b.load_shared_s == pytest.approx(b.prediction.load_s)

@@ -46,7 +46,7 @@ class ExplainedEngine(msgspec.Struct, frozen=True):
     imposed_delay_ms: float | None
     """What that costs the answers it streams already, summed over them."""
     score_ms: float | None
-    """`ttft_ms` and `imposed_delay_ms`: `predicted_ttft` takes the least; other policies ignore it."""
+    """`ttft_ms` and 0.3 of `imposed_delay_ms`: `predicted_ttft` takes the least; other policies ignore it."""
     in_flight: int
     """Requests it had."""
     queued_prefill_tokens: int

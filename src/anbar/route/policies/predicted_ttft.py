@@ -10,7 +10,7 @@ from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
-from anbar.route.predict import busyness, imposed_delay_s, predict_all
+from anbar.route.predict import busyness, imposed_delay_s, predict_all, score_s
 
 TIE_RATIO = 0.1
 """Scores within 10 % of the best are equal. Learned prefill rates of like engines differ by as much, and
@@ -27,7 +27,7 @@ class _Scored(msgspec.Struct, frozen=True):
 
 
 class PredictedTtft:
-    """Least `TTFT(w)` plus the delay imposed on the decodes running at `w` (`anbar.route.predict`).
+    """Least `TTFT(w)` plus a share of the delay imposed on decodes running at `w` (`anbar.route.predict`).
 
     Among equal scores the engine that has most of the prefix on its device wins, since nothing has to be
     moved or kept twice; then the least busy one; then chance. A prefix that lies only in the shared store
@@ -63,7 +63,7 @@ class PredictedTtft:
 
 
 def _score(engine: EngineView, prediction: Prediction) -> _Scored:
-    return _Scored(engine, prediction, prediction.ttft_s + imposed_delay_s(engine, prediction))
+    return _Scored(engine, prediction, score_s(engine, prediction))
 
 
 def _reason(query: RouteQuery, order: Sequence[_Scored]) -> str:
@@ -84,7 +84,7 @@ def _describe(query: RouteQuery, entry: _Scored) -> str:
         f"{match.shared - match.host} in the shared store"
     )
     num_decoding = entry.engine.num_decoding
-    others = f", delaying {num_decoding} answer(s) by {entry.score_s - cost.ttft_s:.3f} s in all"
+    others = f", delaying {num_decoding} answer(s) by {imposed_delay_s(entry.engine, cost):.3f} s in all"
     return (
         f"first token in {cost.ttft_s:.3f} s (wait {cost.wait_s:.3f}, load {cost.load_s:.3f}, "
         f"prefill {cost.prefill_s:.3f}) with {match.total} of {query.num_tokens} tokens cached ({tiers}), "

@@ -17,10 +17,10 @@ from anbar.adapters.vllm.tokenizer_kind import Lines
 _MAX_WORD_CHARS = 48
 _MAX_WORDS = 65_536
 """Some 16 MB."""
-_MAX_UNKNOWN_SHARE = 0.25
+_MAX_UNKNOWN_SHARE = 0.4
 """With more words unknown than this, one call for the whole text is cheaper than one for each of them."""
-_NUM_LEARNT = 64
-"""Of so many unknown ones: learning them takes a fifth of the call for a long text."""
+_LEARNT_SHARE = 8
+"""Then one in so many words is learnt beside: that takes a quarter of the call."""
 
 # White space as the tokenizers' patterns have it: Python has four separators more. H: within a line.
 _S, _W, _H = r"[\S\x1c-\x1f]", r"[^\S\x1c-\x1f]", r"[^\S\r\n\x1c-\x1f]"
@@ -77,7 +77,7 @@ class WordCache:
         known = self._known
         unknown = [word for word in words if word not in known]
         if len(unknown) > max(1, _MAX_UNKNOWN_SHARE * len(words)):
-            for word in islice(unknown, _NUM_LEARNT):
+            for word in islice(unknown, 1 + len(words) // _LEARNT_SHARE):
                 known[word]
             return encoded(self._backend, text)
         return b"".join(map(known.__getitem__, words))

@@ -32,6 +32,7 @@ ENGINE_FIELDS = {
     "max_model_len": "tokens of context",
     "block_size": "tokens of a KV block",
     "tokenizer": "where its prompts are tokenized, or why they are not",
+    "tokens": "the router's tokens beside the engine's: agrees, differs, unverified, remote, comparing",
     "degraded": "why its cache is not predicted precisely; empty when it is",
     "in_flight": "requests sent to it and not over",
     "queued_prefill_tokens": "prompt tokens of those without a first byte, less what may be cached",

@@ -353,7 +353,8 @@ async def test_configured_tokenizer(tokenizer_dir: Path, socket_dir: Path) -> No
         first = await stack.chat(TURNS)
         await stack.followed()
         assert_hit(await stack.chat(TURNS), first.engine)
-        assert not any("/tokenize" in engine.records.others for engine in stack.engines.values())
+        for engine in (await stack.described()).values():
+            assert engine["tokens"] == "agrees"
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin", "random"])

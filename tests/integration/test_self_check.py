@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,43 @@ async def test_an_engine_without_events_is_routed_to_by_placements(
             assert again.headers["x-anbar-degraded"] == "no_kv_events"
         modes = await stack.samples("anbar_router_engine_mode")
         assert set(modes) == {f'{{engine="e{i}",mode="approximate",reason="no_kv_events"}}' for i in range(3)}
+
+
+def other_template(tokenizer_dir: Path, directory: Path) -> Path:
+    """A copy of the tokenizer whose chats are rendered in another way, as after an update of one side."""
+    copy = directory / "other"
+    shutil.copytree(tokenizer_dir, copy)
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ 'Beware. ' if messages[0].role == 'system' }}" + config["chat_template"]
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    return copy
+
+
+async def test_a_tokenizer_that_is_not_the_engines(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """The router was given another chat template than the engine has: it says which text showed it, and
+    asks the engine for tokens, so that predictions hold."""
+    other = str(other_template(tokenizer_dir, socket_dir))
+    setup = Setup(tokenizer_dir, socket_dir, entries=[{"tokenizer": other}] * 2)
+    messages = [{"role": "system", "content": "You keep the books. " * 8}, {"role": "user", "content": "آب؟"}]
+    async with running_stack(setup) as stack:
+        described = (await stack.described())["e0"]
+        assert described["tokens"] == "differs"
+        assert "'system' at token " in described["tokenizer"]
+        assert other in described["tokenizer"]
+        checks = await stack.samples("anbar_router_tokens_check")
+        assert checks == {f'{{engine="e{i}",result="differs"}}': 1.0 for i in range(2)}
+        lines = [json.loads(line) for line in stack.log.getvalue().splitlines()]
+        told = [line for line in lines if line["event"] == "tokens"]
+        assert {(line["engine"], line["result"]) for line in told} == {("e0", "differs"), ("e1", "differs")}
+        first = await stack.chat(messages)
+        await stack.followed()
+        again = await stack.chat(messages)
+        assert again.engine == first.engine
+        assert again.predicted == again.cached > 0
+
+
+async def test_the_engines_own_tokenizer(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """Tokens agree where router and engine have one tokenizer, and so it is said."""
+    async with running_stack(Setup(tokenizer_dir, socket_dir, num_engines=1)) as stack:
+        described = (await stack.described())["e0"]
+        assert (described["tokens"], described["tokenizer"]) == ("agrees", str(tokenizer_dir))

@@ -164,6 +164,16 @@ class TrustChanged(msgspec.Struct, frozen=True):
     """Of the cached tokens that events had told, absent in the answers that this was judged by."""
 
 
+class TokensCompared(msgspec.Struct, frozen=True):
+    """The router's tokens of a few fixed texts were compared with an engine's."""
+
+    engine: EngineId
+    result: str
+    """agrees, differs, unverified."""
+    detail: str
+    """Which text, and where; or why it could not be asked."""
+
+
 class SupervisorCaught(msgspec.Struct, frozen=True):
     """A supervisor caught an error that nobody expected: a defect."""
 
@@ -182,6 +192,7 @@ Event = (
     | KvStreamGap
     | KvStreamRestarted
     | TrustChanged
+    | TokensCompared
     | SupervisorCaught
 )
 
@@ -226,6 +237,8 @@ class EngineGauges:
     num_checked: Mapping[str, int] = field(default_factory=dict)
     """Requests by what the self-check found."""
     num_rebuilds: int = 0
+    tokens: str = "remote"
+    """Whether the router's tokens are the engine's: remote, comparing, agrees, differs, unverified."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from anbar.core.outcome import (
     RequestMalformed,
     RetryRefused,
     SupervisorCaught,
+    TokensCompared,
     TrustChanged,
 )
 
@@ -31,6 +32,7 @@ _KINDS: dict[type[Event], str] = {
     KvStreamGap: "kv_gap",
     KvStreamRestarted: "kv_restart",
     TrustChanged: "trust",
+    TokensCompared: "tokens",
     SupervisorCaught: "defect",
 }
 

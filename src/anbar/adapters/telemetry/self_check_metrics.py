@@ -25,13 +25,20 @@ def families(fleet: FleetGauges) -> Iterator[Metric]:
         "Times an engine's part of the prefix index was built anew because it was wrong.",
         labels=("engine",),
     )
+    tokens = GaugeMetricFamily(
+        "anbar_router_tokens_check",
+        "1 for how the router's tokens compare with the engine's: agrees; differs, remote (the engine is "
+        "asked); comparing, unverified.",
+        labels=("engine", "result"),
+    )
     for engine in fleet.engines:
         word = "approximate" if engine.degraded else "precise"
         mode.add_metric((engine.engine, word, engine.degraded), 1.0)
         for finding, number in engine.num_checked.items():
             checked.add_metric((engine.engine, finding), number)
         rebuilds.add_metric((engine.engine,), engine.num_rebuilds)
-    yield from (mode, checked, rebuilds)
+        tokens.add_metric((engine.engine, engine.tokens), 1.0)
+    yield from (mode, checked, rebuilds, tokens)
 
 
 def trust_counter(registry: CollectorRegistry) -> Counter:

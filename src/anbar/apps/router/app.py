@@ -48,6 +48,7 @@ from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.reload import Reloader, ReloadParts, Source
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
+from anbar.apps.router.token_probe import TokenProbe
 from anbar.config.models import AnbarConfig, EngineConfig
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
@@ -96,7 +97,7 @@ class Router:
             MonitorParts(
                 caches=caches,
                 feed=self._feed,
-                prompts=prompts,
+                probe=TokenProbe(prompts, self._executor, self.emit),
                 executor=self._executor,
                 emit=self.emit,
                 clock=clock,
@@ -290,6 +291,7 @@ def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
             "evicted": engine.checks.evicted,
         },
         num_rebuilds=engine.checks.rebuilds,
+        tokens=engine.tokens.value,
     )
 
 

@@ -175,6 +175,7 @@ def _describe(engine: Engine) -> dict[str, object]:
         "max_model_len": engine.facts.max_model_len,
         "block_size": engine.facts.block_size,
         "tokenizer": engine.tokenizer_note,
+        "tokens": engine.tokens.value,
         "degraded": engine.degraded() if engine.health.state is EngineState.READY else "",
         "in_flight": load.num_in_flight,
         "queued_prefill_tokens": load.queued_prefill_tokens,

@@ -59,6 +59,19 @@ class UsageOption(Enum):
     REFUSED = "refused"
 
 
+class TokenCheck(Enum):
+    """Whether the router's tokens are the engine's (`apps/router/token_probe.py`)."""
+
+    REMOTE = "remote"
+    """The router has no tokenizer for it, and asks."""
+    COMPARING = "comparing"
+    AGREES = "agrees"
+    DIFFERS = "differs"
+    """Prompts are tokenized by asking."""
+    UNVERIFIED = "unverified"
+    """It could not be asked; the router's own tokens are used."""
+
+
 class CacheSource(Enum):
     """What tells what an engine has in its cache."""
 
@@ -120,6 +133,7 @@ class Engine:
     """When the pause is over that it asked for, on the router's clock."""
     tokenizer_note: str = ""
     """Where its prompts are tokenized, or why they are not; for people."""
+    tokens: TokenCheck = TokenCheck.REMOTE
 
     usage: UsageOption = UsageOption.UNTRIED
     drift: DriftCheck = field(default_factory=DriftCheck)

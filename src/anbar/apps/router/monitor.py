@@ -20,9 +20,9 @@ from anbar.adapters.vllm.probe import (
 )
 from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokenizer
 from anbar.apps.router.caches import Caches
-from anbar.apps.router.engine import Engine, EngineFacts, UsageOption, facts_of
+from anbar.apps.router.engine import Engine, EngineFacts, TokenCheck, UsageOption, facts_of
 from anbar.apps.router.kv import KvFeed
-from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.token_probe import TokenProbe
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, UpstreamTimeout, UpstreamUnreachable, WireError
 from anbar.core.fleet import EngineState
@@ -72,7 +72,7 @@ class MonitorParts:
 
     caches: Caches
     feed: KvFeed
-    prompts: Prompts
+    probe: TokenProbe
     executor: Executor
     emit: Emit
     clock: Clock
@@ -101,6 +101,7 @@ class Monitor:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._parts.probe.leave(engine)
 
     async def stop(self) -> None:
         """End all tasks."""
@@ -108,6 +109,7 @@ class Monitor:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        await self._parts.probe.stop()
 
     async def _watch(self, engine: Engine, attached: AttachedEngine) -> None:
         while True:
@@ -178,16 +180,20 @@ class Monitor:
         """Load the tokenizer if there is one on this machine; else the engine's own will be asked."""
         path = attached.tokenizer or _local(engine.facts.root)
         if path is None:
+            self._remote(engine)
             engine.tokenizer_note = "the engine's /tokenize: its model is not on this machine"
             return
         try:
             tokenizer = await self._load(path, engine.facts.max_model_len)
         except ConfigError as error:
+            self._remote(engine)
             engine.tokenizer_note = f"the engine's /tokenize: {error}"
             return
-        engine.tokenizer_note = path
-        for name in engine.facts.names:
-            self._parts.prompts.use(name, tokenizer)
+        await self._parts.probe.adopt(engine, tokenizer, path)
+
+    def _remote(self, engine: Engine) -> None:
+        engine.tokens = TokenCheck.REMOTE
+        self._parts.probe.leave(engine)
 
     async def _load(self, path: str, max_model_len: int) -> Tokenizer:
         """A tokenizer, loaded once for all engines that have it; one at a time, because the library behind it

@@ -83,6 +83,10 @@ class Prompts:
         """Tokenize prompts for `model` with `tokenizer` from now on."""
         self._tokenizers[model] = tokenizer
 
+    def ask_engines(self, model: str) -> None:
+        """Let engines tokenize prompts for `model` from now on."""
+        self._tokenizers.pop(model, None)
+
     async def tokens(
         self, api: ApiRequest, serving: Sequence[Engine], num_bytes: int, *, whole: bool
     ) -> Tokens:

@@ -34,6 +34,7 @@ ENGINE_FIELDS = {
     "tokenizer": "where its prompts are tokenized, or why they are not",
     "tokens": "the router's tokens beside the engine's: agrees, differs, unverified, remote, comparing",
     "degraded": "why its cache is not predicted precisely; empty when it is",
+    "adapters": "LoRA adapters: those `loaded` in slots, those `running` now, and the number of `slots`",
     "in_flight": "requests sent to it and not over",
     "queued_prefill_tokens": "prompt tokens of those without a first byte, less what may be cached",
     "decoding": "requests past their first byte",

@@ -25,7 +25,8 @@ class EngineState(Enum):
 class EngineView(msgspec.Struct, frozen=True):
     """One engine: `models` are the names it serves; `queued_prefill_tokens` and `queued_prefill_pairs` the
     work of prompts that were sent to it and are not computed, of which `prefill_done_s` seconds are done;
-    `num_decoding` requests that it is generating for; `loads` what tiers cost, as far as that is known."""
+    `num_decoding` requests that it is generating for; `loads` what tiers cost, as far as that is known;
+    `adapters` the LoRA adapters in its slots, `adapters_full` whether running requests use every slot."""
 
     id: EngineId
     state: EngineState
@@ -39,6 +40,8 @@ class EngineView(msgspec.Struct, frozen=True):
     queued_prefill_pairs: int = 0
     prefill_done_s: float = 0.0
     loads: Mapping[Tier, LoadCost] = msgspec.field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()
+    adapters_full: bool = False
 
     @property
     def wait_s(self) -> float:

@@ -7,6 +7,7 @@ from anbar.core.errors import NoEngine
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.refusals import prompt_too_long, unknown_model
 from anbar.core.request import RouteQuery
+from anbar.route.adapters import AdapterPlace, adapter_place
 
 
 class Verdict(Enum):
@@ -22,6 +23,8 @@ class Verdict(Enum):
     """It serves the model, but not for the name or the share of traffic that the request belongs to."""
     TOO_LONG = "too_long"
     """The prompt leaves no room in its context."""
+    NO_ADAPTER_SLOT = "no_adapter_slot"
+    """Running requests use all its slots for other LoRA adapters: only where no engine has a slot."""
     STARTING = "starting"
     """No probe of it has succeeded yet."""
     UNHEALTHY = "unhealthy"
@@ -66,17 +69,23 @@ def verdict(query: RouteQuery, engine: EngineView) -> Verdict:
         return Verdict.OTHER_GROUP
     if not fits(query, engine):
         return Verdict.TOO_LONG
-    return _OF_STATE[engine.state]
+    found = _OF_STATE[engine.state]
+    if found is Verdict.ABLE and adapter_place(query, engine) is AdapterPlace.NO_SLOT:
+        return Verdict.NO_ADAPTER_SLOT
+    return found
 
 
 def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
-    """The engines that are ready, serve the model and have a context long enough, in the given order.
+    """The engines that are ready, serve the model and have a context long enough, in the given order; those
+    without a slot for the request's adapter only if there are no others.
 
     Raises `RequestError` or `NoEngine` as `Policy.decide` does; never returns an empty list.
     """
-    able = [engine for engine in engines if verdict(query, engine) is Verdict.ABLE]
-    if able:
-        return able
+    verdicts = [verdict(query, engine) for engine in engines]
+    for wanted in (Verdict.ABLE, Verdict.NO_ADAPTER_SLOT):
+        able = [engine for engine, found in zip(engines, verdicts, strict=True) if found is wanted]
+        if able:
+            return able
     serving = [engine for engine in engines if query.model in engine.models]
     if not serving:
         if not engines or any(not engine.models for engine in engines):

@@ -19,6 +19,7 @@ from anbar.core.events import Tier
 from anbar.core.fleet import EngineView, Prediction, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.adapters import adapter_wait_s
 
 NOTHING = PrefixMatch()
 
@@ -35,9 +36,10 @@ slower."""
 
 def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch) -> Prediction:
     """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix."""
+    wait_s = engine.wait_s if query.lora is None else engine.wait_s + adapter_wait_s(query, engine)
     if match.shared == match.device:  # mostly: nothing of it has to be loaded, and there is nothing to weigh
-        return _with(query, engine, engine.wait_s, match)
-    options = [_with(query, engine, engine.wait_s, used) for used in _uses(match)]
+        return _with(query, engine, wait_s, match)
+    options = [_with(query, engine, wait_s, used) for used in _uses(match)]
     return min(options, key=lambda option: option.ttft_s)
 
 

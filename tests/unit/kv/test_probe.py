@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.adapters.vllm.probe import (
+    AdapterFacts,
     CacheFacts,
     EventSource,
     ServedModel,
     connectable,
+    parse_adapters,
     parse_event_sources,
     parse_metrics,
     parse_models,
@@ -122,3 +124,21 @@ def test_no_page_breaks_the_parsers(page: bytes) -> None:
                 parse(text)
             except WireError:
                 continue
+
+
+LORA = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} %s
+# TYPE vllm:lora_requests_info gauge
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 1.0e+09
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e+09
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="c",waiting_lora_adapters=""} 1.6e+09
+"""
+
+
+def test_the_newest_line_of_adapters_counts() -> None:
+    """The engine keeps a line for each combination; the one with the latest time is now. Nothing runs when no
+    request does, although the last line still names who did."""
+    assert parse_adapters((LORA % "3.0").encode()) == AdapterFacts(4, frozenset({"a", "b"}))
+    assert parse_adapters((LORA % "0.0").encode()) == AdapterFacts(4)
+    assert parse_adapters(METRICS) == AdapterFacts()
+    assert parse_adapters(b"\nvllm:lora_requests_info{max_lora=") == AdapterFacts()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from anbar.core.cost import LoadCost, PrefillCost
 from anbar.core.errors import ConfigError, NoEngine, RequestError
@@ -42,7 +43,7 @@ VIEWS = st.lists(
 
 
 def renamed(entry: EngineView, name: str) -> EngineView:
-    return EngineView(EngineId(name), *(getattr(entry, field) for field in EngineView.__slots__[1:]))
+    return replace(entry, id=EngineId(name))
 
 
 def cached(**tokens: int) -> dict[EngineId, PrefixMatch]:

@@ -40,6 +40,16 @@ class CacheFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """`vllm:lora_requests_info`: LoRA adapters at the moment of looking."""
+
+    num_slots: int = 0
+    """Adapters that can be in use at once (`--max-loras`); 0: the engine does not say."""
+    running: frozenset[str] = frozenset()
+    """Names of those that running requests use."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventSource:
     """Where one data-parallel rank publishes its KV events, as addresses to connect to."""
 
@@ -101,6 +111,24 @@ def parse_metrics(page: bytes) -> CacheFacts | None:
     return next((facts for facts in found if facts is not None), None)
 
 
+def parse_adapters(page: bytes) -> AdapterFacts:
+    """The adapters in `/metrics`. The engine keeps a line for every combination there ever was, whose value
+    is when it last was: the newest one counts. It is not written any more when the last request has
+    ended."""
+    newest_s, found = 0.0, AdapterFacts()
+    start = page.find(_ADAPTERS)
+    while start >= 0:
+        end = page.find(b"\n", start + 1)
+        line = page[start : end if end >= 0 else len(page)].decode("utf-8", "replace")
+        start = page.find(_ADAPTERS, start + 1)
+        labels, at_s = dict(_LABEL.findall(line)), _number(line.rpartition(" ")[2])
+        if at_s >= newest_s:
+            names = labels.get("running_lora_adapters", "").split(",")
+            slots = _natural(labels.get("max_lora"))
+            newest_s, found = at_s, AdapterFacts(slots or 0, frozenset(filter(None, names)))
+    return found if _RUNNING.search(page) else AdapterFacts(found.num_slots)
+
+
 _T = TypeVar("_T")
 
 
@@ -134,6 +162,9 @@ def _decode(page: bytes, shape: type[_T], name: str) -> _T:
 
 
 _CACHE = "vllm:cache_config_info{"
+_RUNNING = re.compile(rb"^vllm:num_requests_running(?:\{[^}\n]*\})? (?!0(?:\.0*)?$)", re.MULTILINE)
+"""A number of running requests that is not 0."""
+_ADAPTERS = b"\nvllm:lora_requests_info{"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -147,6 +178,13 @@ def _cache_facts(labels: Mapping[str, str]) -> CacheFacts | None:
         labels.get("enable_prefix_caching", "") == "True",
         labels.get("prefix_caching_hash_algo", ""),
     )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
 
 
 def _natural(text: str | None) -> int | None:

@@ -121,7 +121,8 @@ class Caches:
         if not query.is_whole:
             self._unread[placement] = _Unread(engine, query, reading)
         try:
-            yield placement
+            with self._fleet[engine].adapters.using(query.lora):
+                yield placement
         except UpstreamError:
             placement.failed()
             raise

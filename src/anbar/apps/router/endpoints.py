@@ -177,6 +177,11 @@ def _describe(engine: Engine) -> dict[str, object]:
         "tokenizer": engine.tokenizer_note,
         "tokens": engine.tokens.value,
         "degraded": engine.degraded() if engine.health.state is EngineState.READY else "",
+        "adapters": {
+            "loaded": sorted(engine.adapters.loaded),
+            "running": sorted(engine.adapters.running),
+            "slots": engine.adapters.told.num_slots,
+        },
         "in_flight": load.num_in_flight,
         "queued_prefill_tokens": load.queued_prefill_tokens,
         "decoding": load.num_decoding,

@@ -8,6 +8,7 @@ from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import UpstreamPool
 from anbar.adapters.vllm.kv_events import KvStreamStatus
 from anbar.adapters.vllm.probe import ServedModel
+from anbar.apps.router.adapter_use import AdapterUse
 from anbar.apps.router.health import Health
 from anbar.apps.router.load import EngineLoad
 from anbar.core.fleet import EngineState, EngineView
@@ -70,6 +71,9 @@ class TokenCheck(Enum):
     """Prompts are tokenized by asking."""
     UNVERIFIED = "unverified"
     """It could not be asked; the router's own tokens are used."""
+
+
+NO_ADAPTERS: frozenset[str] = frozenset()
 
 
 class CacheSource(Enum):
@@ -135,6 +139,7 @@ class Engine:
     """Where its prompts are tokenized, or why they are not; for people."""
     tokens: TokenCheck = TokenCheck.REMOTE
 
+    adapters: AdapterUse = field(default_factory=AdapterUse)
     usage: UsageOption = UsageOption.UNTRIED
     drift: DriftCheck = field(default_factory=DriftCheck)
     checks: CheckCounts = field(default_factory=CheckCounts)
@@ -168,6 +173,8 @@ class Engine:
             prefill_done_s=load.queue.done_s(now_s),
             num_decoding=load.num_decoding,
             num_in_flight=load.num_in_flight,
+            adapters=self.adapters.loaded if self.facts.adapters else NO_ADAPTERS,
+            adapters_full=self.adapters.is_full,
         )
 
     def unit_tokens(self) -> int:

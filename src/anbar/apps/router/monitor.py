@@ -13,6 +13,7 @@ from anbar.adapters.http.upstream import NoDescriptor
 from anbar.adapters.vllm.probe import (
     CacheFacts,
     EventSource,
+    parse_adapters,
     parse_event_sources,
     parse_metrics,
     parse_models,
@@ -142,9 +143,12 @@ class Monitor:
         engine.facts = facts_of(models, _cards(page), before)
         if engine.health.state is not EngineState.READY:
             engine.rest_until_s = 0.0
+            engine.adapters.forget()
             await self._admit(engine, attached)
         elif before.names != engine.facts.names:
             await self._tokenizer(engine, attached)
+        if engine.facts.adapters:
+            engine.adapters.told = parse_adapters(await _page(engine, "/metrics"))
 
     async def _admit(self, engine: Engine, attached: AttachedEngine) -> None:
         cache = parse_metrics(await _page(engine, "/metrics"))

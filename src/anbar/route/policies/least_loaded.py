@@ -6,6 +6,7 @@ from random import Random
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.adapters import adapter_wait_s
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
 from anbar.route.policies.ordered import in_order
@@ -13,7 +14,8 @@ from anbar.route.predict import busyness
 
 
 class LeastLoaded:
-    """Fewest requests in flight; then fewest prompt tokens queued; then at random."""
+    """Fewest requests in flight; then those that have the request's adapter, if it has one; then fewest
+    prompt tokens queued; then at random."""
 
     name = "least_loaded"
     sight = Sight.NOTHING
@@ -26,7 +28,12 @@ class LeastLoaded:
     ) -> Route:
         """See `anbar.route.contract`."""
         able = sorted(candidates(query, engines), key=lambda engine: engine.id)
-        order = sorted(able, key=lambda engine: (*busyness(engine), self._rng.random()))
+
+        def rank(engine: EngineView) -> tuple[int, float, int, float]:
+            in_flight, queued = busyness(engine)
+            return in_flight, adapter_wait_s(query, engine), queued, self._rng.random()
+
+        order = sorted(able, key=rank)
         best = order[0]
         reason = (
             f"{best.id} is the least loaded of {len(order)}: {best.num_in_flight} in flight, "

@@ -3,6 +3,7 @@
 One stack for the file; the tests build on each other, in the order in which they stand.
 """
 
+import json
 import os
 import re
 import shutil
@@ -250,6 +251,39 @@ def test_a_killed_engine_comes_back(stack: Stack, warmed: Warmed) -> None:
     with ThreadPoolExecutor(2) as pool:
         used = pool.map(lambda seed: stack.complete(prose(seed, 10), max_tokens=1).engine, range(530, 550))
         assert set(used) == both
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_greedy_stream_survives_its_engine(stack: Stack, warmed: Warmed, path: str) -> None:
+    """SIGKILL ends an engine in the middle of a stream. The other engine goes on with it: the client sees one
+    stream, whose text and usage are those of the answer that was not interrupted."""
+    both = {warmed.victim, warmed.survivor}
+    chat = path.endswith("chat/completions")
+    text = "Tell a very long story about a storehouse, its keeper and a river."
+    asked = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    body = {"model": MODEL, "max_tokens": 300, "temperature": 0, **asked}
+    whole = stack.http.post(path, json=body).json()
+    (choice,) = whole["choices"]
+    assert whole["usage"]["completion_tokens"] > 100, "long enough to be interrupted"
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    with stack.http.stream("POST", path, json={**body, **options}) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        first = [next(lines) for _ in range(10)]
+        stack.engines()[response.headers["x-anbar-engine"]].kill()
+        rest = list(lines)
+    assert rest.pop() == "[DONE]"
+    chunks = [json.loads(line) for line in (*first, *rest)]
+    assert not [chunk for chunk in chunks if "error" in chunk]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    pieces = [piece for chunk in chunks for piece in chunk["choices"]]
+    said = (piece["delta"].get("content") if chat else piece["text"] for piece in pieces)
+    assert "".join(piece or "" for piece in said) == (
+        choice["message"]["content"] if chat else choice["text"]
+    )
+    assert [p["finish_reason"] for p in pieces if p["finish_reason"]] == [choice["finish_reason"]]
+    for count in ("prompt_tokens", "completion_tokens"):
+        assert chunks[-1]["usage"][count] == whole["usage"][count]
+    wait_until(lambda: stack.ready_engines() == both, BACK_WITHIN_S, "the killed engine serves again")
 
 
 def test_what_lies_in_the_store_goes_to_the_idle_engine(stack: Stack, warmed: Warmed) -> None:

@@ -124,6 +124,12 @@ class EngineCosts:
             )
         return self._loads
 
+    def forget(self) -> None:
+        """Another engine has taken this one's place: it is expected to be like the others again."""
+        self.learner.forget()
+        self._own = {tier: _Ratio(0.0) for tier in LOAD_RATIO}
+        self._loads_of = None
+
     def num_loads(self, tier: Tier) -> int:
         """Requests that taught what loading from `tier` takes."""
         return self._own[tier].num_samples

@@ -47,6 +47,13 @@ HALF_LIFE = 32
 GROUP_HALF_LIFE = 1024
 """The same for the group's shape."""
 
+STALE_HALF_LIFE = 128
+"""Samples of the other engines after which those of an engine that got no request count half. One that looked
+slow once would else never be asked again, and never look otherwise."""
+
+STALE_STEP = 32
+"""Other engines' samples between two looks at that."""
+
 MAX_STEP = 4.0
 """A sample counts as at most this many times slower or faster than expected: no request moves the scale of a
 well-known engine by more than 7 %, and one that became that much slower is believed after a dozen."""
@@ -155,6 +162,8 @@ class PrefillLearner:
         self._from: Gains | None = None
         self._gains = _START
         self._cost = group.prior
+        self._group_seen = group.num_samples
+        """The group's samples when this engine's own were last counted for what they are worth."""
         self.num_samples = 0
         self.error = 0.0
         """Faded mean of |measured / predicted - 1|, predicted before the sample was known."""
@@ -162,9 +171,21 @@ class PrefillLearner:
     @property
     def cost(self) -> PrefillCost:
         """The present estimate."""
-        if self._from is not self._group.gains:
+        group = self._group
+        if group.num_samples - self._group_seen >= STALE_STEP:
+            self._sums.fade((group.num_samples - self._group_seen) / STALE_HALF_LIFE)
+            self._group_seen = group.num_samples
+            self._from = None
+        if self._from is not group.gains:
             self._estimate()
         return self._cost
+
+    def forget(self) -> None:
+        """Another engine has taken this one's place, a restarted one for instance: expect it to be like the
+        others again."""
+        self._sums = FadedSums(HALF_LIFE, len(_START))
+        self._from = None
+        self.num_samples = 0
 
     def observe(self, sample: PrefillSample) -> None:
         """Learn from one request. What no clock can have measured is ignored."""
@@ -182,12 +203,13 @@ class PrefillLearner:
         tells_scale = bool(shares[0] <= MOST_OVERHEAD)
         self._sums.add(shares, measured, tells_scale=tells_scale)
         self._group.observe(shares, measured, tells_scale=tells_scale)
+        self._group_seen = self._group.num_samples
         if self.num_samples <= HALF_LIFE or self.num_samples % 4 == 0:
             self._from = None  # of dozens of samples one more changes little
 
     def _estimate(self) -> None:
         gains = self._from = self._group.gains
-        scaled = gains * self._sums.scale(gains, GROUP_SAMPLES / (1 + self.num_samples))
+        scaled = gains * self._sums.scale(gains, GROUP_SAMPLES / (1 + self._sums.num))
         if self.num_samples:
             scaled = solve(self._sums, scaled, ENGINE_RIDGE / scaled[1], *_near(scaled, self._sums.num))
         self._gains = scaled

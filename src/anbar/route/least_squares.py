@@ -55,6 +55,15 @@ class FadedSums:
             self.scale_shares += weighed
             self.num_scale = self.num_scale * self._fade + 1
 
+    def fade(self, half_lives: float) -> None:
+        """Let all samples weigh less, as if so many half-lives had passed."""
+        share = 0.5**half_lives
+        self.moments *= share
+        self.rhs *= share
+        self.num *= share
+        self.num_scale *= share
+        self.scale_shares *= share
+
     def scale_beside_first(self, num_assumed: float) -> float:
         """By how much all but the first coefficient are larger than the prior says, together with
         `num_assumed` samples that say 1; of the samples that tell the scale."""

@@ -296,3 +296,32 @@ def test_the_solution_is_the_best_within_bounds(
             if bound <= 1:
                 assert loss((moved[0], moved[1], moved[2])) >= loss(found) - 1e-9
     assert sums.num == pytest.approx(sum(weights))
+
+
+def slow_and_quick() -> tuple[PrefillGroup, PrefillLearner, PrefillLearner]:
+    """An engine that was four times as slow as another one like it for a dozen requests."""
+    group, rng = PrefillGroup(PRIOR), Random(3)
+    slow, quick = group.join(), group.join()
+    for _ in range(12):
+        slow.observe(sample(PRIOR, varied(rng), factor=4.0))
+        quick.observe(sample(PRIOR, varied(rng)))
+    assert slow.cost.seconds(1000) > 2 * quick.cost.seconds(1000)
+    return group, slow, quick
+
+
+def test_an_engine_without_requests_is_expected_to_be_like_the_others_again() -> None:
+    """Slow once, it gets no request, and so cannot show otherwise: what it showed counts less with each
+    request that the other one finishes, until the two are expected to be alike."""
+    _, slow, quick = slow_and_quick()
+    rng = Random(4)
+    for _ in range(1000):
+        quick.observe(sample(PRIOR, varied(rng)))
+    assert slow.cost.seconds(1000) == pytest.approx(quick.cost.seconds(1000), rel=0.1)
+
+
+def test_an_engine_that_was_restarted_is_like_the_others() -> None:
+    """What is expected of it is what is expected of an engine that has just joined."""
+    group, slow, _ = slow_and_quick()
+    slow.forget()
+    assert slow.cost == group.join().cost
+    assert slow.num_samples == 0

@@ -132,8 +132,8 @@ class Monitor:
             await asyncio.sleep(self.interval_s)
 
     async def _probe(self, engine: Engine, attached: AttachedEngine) -> None:
-        """One look; raises what is wrong. An engine that was not ready is asked for everything anew, since
-        another one may have taken its place."""
+        """One look; raises what is wrong. An engine that was not ready is asked for everything anew, and what
+        was learned of it is dropped, since another one may have taken its place."""
         await _page(engine, "/health")
         page = await _page(engine, "/v1/models")
         models = parse_models(page)
@@ -144,6 +144,7 @@ class Monitor:
         if engine.health.state is not EngineState.READY:
             engine.rest_until_s = 0.0
             engine.adapters.forget()
+            engine.costs.forget()
             await self._admit(engine, attached)
         elif before.names != engine.facts.names:
             await self._tokenizer(engine, attached)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from anbar.adapters.http.limits import UpstreamLimits
 from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
 from anbar.adapters.vllm.kv_events import KvStreamStatus
+from anbar.adapters.vllm.reading import read_already
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, EngineFacts, Fleet, KvFollowing
@@ -276,7 +277,7 @@ class FleetSim:
         worker, plan = self._choose(ask, query)
         share = worker.engine.load.hold(plan, self._clock)
         share.__enter__()
-        sent = self._caches.sent(worker.engine.id, query)
+        sent = self._caches.sent(worker.engine.id, query, read_already(query.token_ids))
         placement = sent.__enter__()
         uncached = max(1, ask.num_prompt - worker.overlap)
         worker.prefill_tokens += uncached

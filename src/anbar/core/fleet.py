@@ -26,7 +26,8 @@ class EngineView(msgspec.Struct, frozen=True):
     """One engine: `models` are the names it serves; `queued_prefill_tokens` and `queued_prefill_pairs` the
     work of prompts that were sent to it and are not computed, of which `prefill_done_s` seconds are done;
     `num_decoding` requests that it is generating for; `loads` what tiers cost, as far as that is known;
-    `adapters` the LoRA adapters in its slots, `adapters_full` whether running requests use every slot."""
+    `adapters` the LoRA adapters in its slots, `adapters_full` whether running requests use every slot;
+    `doubt` by which share what is learned of its speed may be off (a standard error)."""
 
     id: EngineId
     state: EngineState
@@ -42,6 +43,7 @@ class EngineView(msgspec.Struct, frozen=True):
     loads: Mapping[Tier, LoadCost] = msgspec.field(default_factory=dict)
     adapters: frozenset[str] = frozenset()
     adapters_full: bool = False
+    doubt: float = 0.0
 
     @property
     def wait_s(self) -> float:

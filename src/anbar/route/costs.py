@@ -110,6 +110,11 @@ class EngineCosts:
         return self.learner.cost
 
     @property
+    def doubt(self) -> float:
+        """By which share the prefill's estimate may be off: a standard error."""
+        return self.learner.doubt
+
+    @property
     def loads(self) -> Mapping[Tier, LoadCost]:
         """The present estimate, by tier."""
         prefill, group = self.learner.cost, self._group

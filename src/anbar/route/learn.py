@@ -47,6 +47,9 @@ HALF_LIFE = 32
 GROUP_HALF_LIFE = 1024
 """The same for the group's shape."""
 
+FEW_SAMPLES = 8
+"""With fewer an engine's own error says little."""
+
 STALE_HALF_LIFE = 128
 """Samples of the other engines after which those of an engine that got no request count half. One that looked
 slow once would else never be asked again, and never look otherwise."""
@@ -126,6 +129,8 @@ class PrefillGroup:
             raise ValueError(f"the prior is {prior}: a must be positive, the others not negative")
         self.prior = prior
         self.num_samples = 0
+        self.error = 0.0
+        """Faded mean of |measured / predicted - 1| of all engines, each predicted before it was known."""
         self.gains = _START
         self._num_solved = 0
         self._long = FadedSums(GROUP_HALF_LIFE, len(_START))
@@ -167,6 +172,9 @@ class PrefillLearner:
         self.num_samples = 0
         self.error = 0.0
         """Faded mean of |measured / predicted - 1|, predicted before the sample was known."""
+        self.doubt = 0.0
+        """By which share the estimate may be off: the error of one sample, of the group's while there are few
+        of its own, over the root of their number."""
 
     @property
     def cost(self) -> PrefillCost:
@@ -198,7 +206,9 @@ class PrefillLearner:
         predicted = float(shares @ self._gains)
         step = MAX_STEP if self._group.num_samples else MAX_FIRST_STEP
         measured = min(max(sample.seconds / expected_s, predicted / step), predicted * step)
-        self.error += (abs(measured / predicted - 1) - self.error) / min(self.num_samples + 1, HALF_LIFE)
+        error = abs(measured / predicted - 1)
+        self.error += (error - self.error) / min(self.num_samples + 1, HALF_LIFE)
+        self._group.error += (error - self._group.error) / min(self._group.num_samples + 1, HALF_LIFE)
         self.num_samples += 1
         tells_scale = bool(shares[0] <= MOST_OVERHEAD)
         self._sums.add(shares, measured, tells_scale=tells_scale)
@@ -209,6 +219,8 @@ class PrefillLearner:
 
     def _estimate(self) -> None:
         gains = self._from = self._group.gains
+        error = self.error if self.num_samples >= FEW_SAMPLES else self._group.error
+        self.doubt = error / math.sqrt(1 + self._sums.num)
         scaled = gains * self._sums.scale(gains, GROUP_SAMPLES / (1 + self._sums.num))
         if self.num_samples:
             scaled = solve(self._sums, scaled, ENGINE_RIDGE / scaled[1], *_near(scaled, self._sums.num))

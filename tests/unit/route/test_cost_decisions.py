@@ -4,6 +4,7 @@ predicted delay of running answers is from what the engine model does."""
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from anbar.apps.calibrate.target import Ask
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
@@ -59,6 +60,21 @@ def test_the_holder_of_a_long_prompt_wins_until_its_queue_takes_longer_than_comp
     idle = view("b", prefill=COST)
     assert chosen(queued("a", break_even_s - 0.002), idle, a=on_device(9000)) == "a"
     assert chosen(queued("a", break_even_s + 0.002), idle, a=on_device(9000)) == "b"
+
+
+def test_differences_that_may_be_noise_decide_nothing() -> None:
+    """a seems to be 30 % slower than b, and holds the prompt. If what is known of the two may be off by as
+    much together, a is chosen; if it is known well, b. No doubt makes up for twice the time."""
+
+    def held_by(slower: float, doubt: float) -> str:
+        quick = PrefillCost(a_s_per_token=1e-3, overhead_s=0.0)
+        cost = PrefillCost(a_s_per_token=slower * 1e-3 * 10_000 / 1000, overhead_s=0.0)
+        holder = replace(view("a", prefill=cost), doubt=doubt)
+        return chosen(holder, replace(view("b", prefill=quick), doubt=doubt), a=on_device(9000))
+
+    assert held_by(1.3, 0.2) == "a"
+    assert held_by(1.3, 0.05) == "b"
+    assert held_by(2.0, 0.9) == "b"
 
 
 def test_what_is_done_of_the_queue_is_not_waited_for() -> None:

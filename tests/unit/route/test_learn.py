@@ -325,3 +325,16 @@ def test_an_engine_that_was_restarted_is_like_the_others() -> None:
     slow.forget()
     assert slow.cost == group.join().cost
     assert slow.num_samples == 0
+
+
+def test_doubt_shrinks_with_requests() -> None:
+    """One that was never asked is in as much doubt as a request of the others was off; with requests of its
+    own the doubt shrinks as that of a mean does; before anybody was asked there is none."""
+    group, rng = PrefillGroup(PRIOR), Random(5)
+    asked, idle = group.join(), group.join()
+    assert (asked.doubt, idle.doubt) == (0.0, 0.0)
+    for _ in range(60):
+        asked.observe(sample(PRIOR, varied(rng), factor=math.exp(rng.gauss(0, 0.3))))
+        _ = asked.cost, idle.cost
+    assert 0.1 < idle.doubt < 0.5
+    assert asked.doubt < idle.doubt / 4

@@ -168,6 +168,7 @@ class Engine:
             max_model_len=self.facts.max_model_len,
             prefill=self.costs.prefill,
             loads=self.costs.loads,
+            doubt=self.costs.doubt,
             queued_prefill_tokens=load.queue.tokens,
             queued_prefill_pairs=load.queue.pairs,
             prefill_done_s=load.queue.done_s(now_s),

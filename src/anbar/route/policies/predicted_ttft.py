@@ -16,6 +16,10 @@ TIE_RATIO = 0.1
 """Scores within 10 % of the best are equal. Learned prefill rates of like engines differ by as much, and
 without ties one of them would get every request that comes alone, and the others' caches nothing."""
 
+MAX_TIE_RATIO = 0.5
+"""Scores that differ by less than the two engines' predictions may be off together are equal too, up to this:
+on a busy machine like engines seem to differ by a third, and a prefix would be left for nothing."""
+
 TIE_S = 0.001
 """Scores within a millisecond of the best are equal: no client sees the difference."""
 
@@ -47,8 +51,8 @@ class PredictedTtft:
         able = sorted(candidates(query, engines), key=lambda engine: engine.id)
         predictions = predict_all(query, able, matches)
         scored = [_score(engine, predictions[engine.id]) for engine in able]
-        limit_s = min(entry.score_s for entry in scored) * (1 + TIE_RATIO) + TIE_S
-        order = sorted(scored, key=lambda entry: self._rank(entry, limit_s))
+        best = min(scored, key=lambda entry: entry.score_s)
+        order = sorted(scored, key=lambda entry: self._rank(entry, best))
         return Route(
             target=order[0].engine.id,
             fallbacks=tuple(entry.engine.id for entry in order[1:]),
@@ -57,9 +61,14 @@ class PredictedTtft:
             reason=_reason(query, order),
         )
 
-    def _rank(self, entry: _Scored, limit_s: float) -> tuple[float, int, int, int, float]:
-        score_s = 0.0 if entry.score_s <= limit_s else entry.score_s
+    def _rank(self, entry: _Scored, best: _Scored) -> tuple[float, int, int, int, float]:
+        score_s = 0.0 if _is_tied(entry, best) else entry.score_s
         return score_s, -entry.prediction.match.device, *busyness(entry.engine), self._rng.random()
+
+
+def _is_tied(entry: _Scored, best: _Scored) -> bool:
+    ratio = min(max(TIE_RATIO, entry.engine.doubt + best.engine.doubt), MAX_TIE_RATIO)
+    return entry.score_s <= best.score_s * (1 + ratio) + TIE_S
 
 
 def _score(engine: EngineView, prediction: Prediction) -> _Scored:
@@ -72,7 +81,7 @@ def _reason(query: RouteQuery, order: Sequence[_Scored]) -> str:
     if len(order) == 1:
         return f"{text}; it is the only engine that can serve the request"
     second = order[1]
-    tied = second.score_s <= best.score_s * (1 + TIE_RATIO) + TIE_S
+    tied = _is_tied(second, min(order, key=lambda entry: entry.score_s))
     link = "as good, but no better placed and no less busy," if tied else "next best"
     return f"{text}; {link} of {len(order) - 1} other(s) is {second.engine.id}: {_describe(query, second)}"
 

@@ -13,9 +13,6 @@ import numpy.typing as npt
 Gains = npt.NDArray[np.float64]
 """A number for each coefficient."""
 
-_NAILED = 1e12
-"""A strength beside which no sample counts."""
-
 
 class FadedSums:
     """Sums over samples; each new one multiplies what the older ones weigh by `fade`.
@@ -82,18 +79,17 @@ class FadedSums:
 def solve(sums: FadedSums, base: Gains, ridge: Gains, low: Gains, high: Gains) -> Gains:
     """The gains that come closest to the samples and, each as strongly as `ridge` says, to `base`, and lie
     between `low` and `high`. Strengths are positive: there is always one answer."""
-    drawn, strength = base.copy(), ridge.copy()
-    nailed: list[int] = []
-    while len(nailed) < len(base):
-        matrix = sums.moments + np.diag(strength)
-        gains: Gains = np.linalg.solve(matrix, sums.rhs + strength * drawn).astype(np.float64, copy=False)
-        gains[nailed] = drawn[nailed]  # to the last bit
+    matrix = sums.moments + np.diag(ridge)
+    wanted = sums.rhs + ridge * base
+    gains, free = base.copy(), np.ones(len(base), dtype=bool)
+    while free.any():
+        # Those that are nailed to a bound are known, and the others are fitted around them.
+        left = wanted - matrix[:, ~free] @ gains[~free]
+        gains[free] = np.linalg.solve(matrix[free][:, free], left[free])
         outside = np.maximum(low - gains, gains - high)
         worst = int((outside / high).argmax())
         if outside[worst] <= 0:
-            return gains
-        # The one that is furthest outside is nailed to its bound, and the others are fitted anew around it.
-        drawn[worst] = min(max(gains[worst], low[worst]), high[worst])
-        strength[worst] = _NAILED
-        nailed.append(worst)
-    return drawn
+            break
+        gains[worst] = min(max(gains[worst], low[worst]), high[worst])
+        free[worst] = False
+    return gains

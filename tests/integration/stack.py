@@ -15,6 +15,7 @@ import yaml
 
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator import EmulatedEngine, EngineSettings, Fault, FaultKind
+from anbar.apps.router.app import LOG_DELAY_S
 from anbar.sim.engine.shape import EngineShape
 from tests.integration.harness import Answer, Raw, call, eventually
 from tests.integration.router import running_router
@@ -95,6 +96,12 @@ class Stack:
         first = await self.complete(prompt)
         await self.followed()
         return prompt, first.engine
+
+    async def logged(self) -> list[dict[str, Any]]:
+        """The lines of the router's log. It gathers them for a moment, by a timer of this very loop, which
+        this one comes after."""
+        await asyncio.sleep(2 * LOG_DELAY_S)
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
     async def described(self) -> dict[str, dict[str, Any]]:
         """What the router knows of each engine."""

@@ -35,8 +35,7 @@ async def ask(stack: Stack, rng: random.Random) -> Answer:
 
 async def changes(stack: Stack) -> list[str]:
     """The states that the log tells of, in order."""
-    lines = [json.loads(line) for line in stack.log.getvalue().splitlines()]
-    return [line["after"] for line in lines if line["event"] == "trust"]
+    return [line["after"] for line in await stack.logged() if line["event"] == "trust"]
 
 
 async def test_missed_removals_are_found_and_mended(tokenizer_dir: Path, socket_dir: Path) -> None:
@@ -178,8 +177,7 @@ async def test_a_tokenizer_that_is_not_the_engines(tokenizer_dir: Path, socket_d
         assert other in described["tokenizer"]
         checks = await stack.samples("anbar_router_tokens_check")
         assert checks == {f'{{engine="e{i}",result="differs"}}': 1.0 for i in range(2)}
-        lines = [json.loads(line) for line in stack.log.getvalue().splitlines()]
-        told = [line for line in lines if line["event"] == "tokens"]
+        told = [line for line in await stack.logged() if line["event"] == "tokens"]
         assert {(line["engine"], line["result"]) for line in told} == {("e0", "differs"), ("e1", "differs")}
         first = await stack.chat(messages)
         await stack.followed()

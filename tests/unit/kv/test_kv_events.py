@@ -309,3 +309,14 @@ async def test_the_loop_stays_responsive_during_a_long_replay(tmp_path: Path) ->
                 await asyncio.sleep(0)
                 longest_s = max(longest_s, time.thread_time() - before)
     assert longest_s < 0.3
+
+
+async def test_a_cancelled_stop_is_cancelled(tmp_path: Path) -> None:
+    """Whoever waits for the end of a stream is cancelled meanwhile: that is his, and reaches him."""
+    stream = subscriber(tmp_path, Recorder())
+    stream.start()
+    stopping = asyncio.create_task(stream.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait((stopping,))
+    assert stopping.cancelled()

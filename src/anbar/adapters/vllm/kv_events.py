@@ -32,7 +32,7 @@ A sink never sees a batch twice, nor two batches out of order, between two calls
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -184,8 +184,7 @@ class KvSubscriber:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait((task,))  # unlike `await task`, this tells our caller's cancellation from its own
 
     def position(self) -> StreamPosition | None:
         """How far the sink was told; None before the first batch."""

@@ -88,10 +88,9 @@ class KvFeed:
         replay; nothing happens if they are not followed."""
         if engine.kv.address and engine.id in self._subscribers:
             events, replay = engine.kv.address, engine.kv.replay
-            await self._end(engine)
-            if engine.id in self._subscribers:  # the monitor was at it too
-                await self._end(engine)
-            if engine.profile is not None:
+            while engine.profile is not None and engine.id in self._subscribers:
+                await self._end(engine)  # twice, if the monitor was at it too
+            if engine.profile is not None:  # else it has left meanwhile
                 self._begin(engine, events, replay)
 
     async def _end(self, engine: Engine) -> None:

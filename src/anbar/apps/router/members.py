@@ -79,6 +79,7 @@ class Members:
     async def _leave(self, engine: Engine) -> None:
         parts = self._parts
         await parts.monitor.unwatch(engine)
+        engine.profile = None  # also tells a rebuild of its index that runs
         await parts.feed.leave(engine)
         parts.caches.index.detach(engine.id)
         parts.caches.placements.detach(engine.id)

@@ -184,7 +184,7 @@ class KvSubscriber:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait((task,))  # unlike `await task`, this tells our caller's cancellation from its own
+            await asyncio.wait((task,))  # not `await task`: its cancellation would be taken for the caller's
 
     def position(self) -> StreamPosition | None:
         """How far the sink was told; None before the first batch."""

@@ -54,6 +54,8 @@ class SelfCheck:
         """Fewer cached than told. Unless the engine has said meanwhile that what was told is gone, it
         counts."""
         await asyncio.sleep(SETTLE_S)
+        if not engine.kv.address:
+            return  # it has left, and with it what was heard of it
         if self._was_evicted(engine, query, told, record):
             engine.checks.evicted += 1
         else:

@@ -309,8 +309,8 @@ class TargetConfig(ConfigModel):
     """Ids of the engines that may serve it, as `/admin/engines` has them. Empty: all that serve the model."""
 
     weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
-    """Share of the name's traffic, relative to the others'. 0: only when none of the others has a ready
-    engine."""
+    """Share of the name's traffic, relative to the others'. 0: only when none of the others has an engine
+    that may be asked."""
 
 
 def _listed(value: object) -> object:
@@ -382,8 +382,8 @@ class RouterConfig(ConfigModel):
     """Seconds until such an engine, once it answers a health check, is tried with one request at a time."""
 
     max_ejected_share: Share = 0.5
-    """Share of the engines of a model that breakers may take out at a time. The rest is asked where no better
-    one is left."""
+    """Share of the engines of a model, or of a target's group, that breakers may take out at a time. The rest
+    is asked where no better one is left."""
 
     continue_streams: Annotated[bool, Field(strict=True)] = True
     """A stream of plain text whose engine is lost is gone on with by another engine, which gets the prompt

@@ -39,6 +39,7 @@ from anbar.core.outcome import Event, RequestFinished
 from anbar.core.request import RouteQuery
 from anbar.route import CostGroup, Placements, PrefixIndex, Sight
 from anbar.route.admission import AdmissionConfig
+from anbar.route.filters import in_group
 from anbar.route.retry_budget import RetryBudget, RetryConfig
 from anbar.route.targets import Targets
 
@@ -185,7 +186,8 @@ class InOrder:
     def decide(
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
-        target, *rest = [engine.id for engine in engines if engine.state is EngineState.READY]
+        ready = [engine for engine in engines if engine.state is EngineState.READY]
+        target, *rest = [engine.id for engine in ready if in_group(query, engine)]
         predictions = {engine.id: Prediction(self.match) for engine in engines}
         return Route(target, tuple(rest), predictions, self.name, "it is the first")
 
@@ -253,6 +255,7 @@ async def path_to(
         caches = Caches(fleet, index, Placements(), clock)
         check = SelfCheck(index, KvFeed(fleet, caches, events.append, clock, time.time), events.append)
         executor = stack.enter_context(ThreadPoolExecutor(1))
+        standing = Standing(fleet, clock, max_ejected_share=0.5)
         parts = FlowParts(
             fleet=fleet,
             caches=caches,
@@ -264,9 +267,9 @@ async def path_to(
             client_kv=ClientKv.REFUSE,
             session_header=b"x-session-id",
             recorder=Recorder(RecordConfig(), fleet, lambda: 1_000_000.0),
-            naming=Naming(targets, fleet),
+            naming=Naming(targets, fleet, standing),
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
-            standing=Standing(fleet, clock, max_ejected_share=0.5),
+            standing=standing,
             budget=RetryBudget(retries),
             idempotency=Idempotency(IdempotencyConfig(), clock),
             admission=admission,

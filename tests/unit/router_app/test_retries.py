@@ -22,9 +22,12 @@ from scripted import (
 )
 from tests.waiting import within
 
+from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Outcome, RequestFinished, RetryRefused
-from anbar.route.breaker import BreakerState, Signal
+from anbar.route.breaker import BreakerConfig, BreakerState, Signal
+from anbar.route.rendezvous import lot
 from anbar.route.retry_budget import RetryConfig
+from anbar.route.targets import Target, Targets
 
 GOOD = b'{"choices": [{"text": "x"}]}'
 EVENT = b'data: {"choices":[1]}\n\n'
@@ -46,6 +49,30 @@ async def test_500_and_429_are_tried_elsewhere(status: bytes, kind: AttemptFailu
     assert text.endswith(GOOD)
     assert (event.num_attempts, event.engine) == (2, "b")
     assert [e.failure for e in path.events if isinstance(e, AttemptFailed)] == [kind]
+
+
+@pytest.mark.parametrize("status", [b"429 Busy", b"500 Broken"])
+async def test_a_name_is_served_by_its_other_group(status: bytes) -> None:
+    """A name stands for two groups of one engine each. The drawn one asks for a pause, or fails until its
+    breaker opens; from then on the same key gets the other one's answer."""
+    groups = [Target("m", frozenset({EngineId(name)})) for name in "ab"]
+    key = next(f"k{number}" for number in range(100) if lot(f"name\0k{number}") < 0.5)
+    request = post(
+        REQUEST.replace(b'"m"', b'"name"'), b"connection: close\r\nx-request-id: %b\r\n" % key.encode()
+    )
+    num_bad = 1 if status.startswith(b"429") else BreakerConfig().max_failures
+    async with (
+        scripted(answer(b"{}", status, b"retry-after: 30\r\n")) as bad,
+        scripted(answer(GOOD)) as good,
+        path_to(
+            [engine_at(bad.port, "a"), engine_at(good.port, "b")], targets=Targets({"name": groups})
+        ) as path,
+    ):
+        before = [await ask(path.port, request) for _ in range(num_bad)]
+        text = await ask(path.port, request)
+    assert all(text.startswith(b"HTTP/1.1 " + status[:3]) for text in before)
+    assert text.endswith(GOOD)
+    assert (len(bad.heads), len(good.heads)) == (num_bad, 1)
 
 
 async def test_request_that_two_engines_fail_on_is_not_given_to_a_third() -> None:

@@ -4,14 +4,20 @@ import pytest
 from scripted import engine_at
 from tests.ports import free_port
 
+from anbar.adapters.http.message import Request
+from anbar.adapters.http.openai import ClientKv, Endpoint, parse
 from anbar.apps.router.attempt import kind_of_status, pause_asked
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.naming import Naming
 from anbar.apps.router.standing import MAX_REST_S, Standing
 from anbar.core.clock import ManualClock
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailure
 from anbar.route.breaker import Signal
+from anbar.route.rendezvous import lot
+from anbar.route.targets import Target, Targets
 
 
 def open_breaker(engine: Engine, now_s: float = 0.0) -> None:
@@ -24,10 +30,24 @@ class Scene:
     def __init__(self, num: int = 4) -> None:
         self.engines = [engine_at(free_port(), f"e{index}") for index in range(num)]
         self.clock = ManualClock()
-        self.standing = Standing(Fleet(self.engines), self.clock, 0.5)
+        fleet = Fleet(self.engines)
+        self.standing = Standing(fleet, self.clock, 0.5)
+        groups = [Target("m", frozenset({engine.id})) for engine in self.engines]
+        self._naming = Naming(Targets({"name": groups}), fleet, self.standing)
 
-    def asked(self) -> list[str]:
-        return [view.id for view in self.standing.views("m") if view.state is EngineState.READY]
+    def asked(self, *group: str) -> list[str]:
+        views = self.standing.views("m", frozenset(map(EngineId, group)))
+        return [view.id for view in views if view.state is EngineState.READY]
+
+    def drawn(self, key: str) -> list[str]:
+        """The group that gets a request to a name that stands for each engine alone."""
+        api = parse(Endpoint.COMPLETIONS, NAMED, ClientKv.REFUSE)
+        return list(self._naming.resolved(Request(b"POST", b"/", (), NAMED), api, key)[2])
+
+
+NAMED = b'{"model": "name", "prompt": "x"}'
+KEYS = {int(2 * lot(f"name\0{key}")): str(key) for key in range(20)}
+"""By engine, of two, a key that draws it."""
 
 
 def test_open_breakers_are_passed_over_while_others_are_left() -> None:
@@ -74,8 +94,42 @@ def test_all_at_rest_is_told_with_the_time() -> None:
     fleet.standing.rest(fleet.engines[1], 4.5)
     fleet.clock.advance(1.0)
     with pytest.raises(RequestError) as caught:
-        fleet.standing.views("m")
+        fleet.standing.views("m", frozenset())
     assert (caught.value.status, caught.value.retry_after_s) == (429, 4)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_group_that_may_not_be_asked_leaves_its_requests_to_another(index: int) -> None:
+    """The only engine of the drawn group asked for a pause, or its breaker is open: the other one's group is
+    drawn until that is over. When both are kept out, rather the one with an open breaker than the one that
+    asked for a pause; when they are alike, the one that was drawn."""
+    key, own, other = KEYS[index], [f"e{index}"], [f"e{1 - index}"]
+    fleet = Scene(2)
+    engine, another = fleet.engines[index], fleet.engines[1 - index]
+    assert fleet.drawn(key) == own
+    fleet.standing.rest(engine, 5.0)
+    assert fleet.drawn(key) == other
+    open_breaker(another)
+    assert fleet.drawn(key) == other
+    fleet.clock.advance(5.0)
+    assert fleet.drawn(key) == own
+    open_breaker(engine)
+    assert fleet.drawn(key) == own
+    another.breaker.probed(5.0)
+    assert fleet.drawn(key) == other
+
+
+def test_nobody_is_left_in_a_group() -> None:
+    """Others serve the model, but not for this name: a group's only engine is asked though its breaker is
+    open, and that it asked for a pause is told with the time."""
+    fleet = Scene(2)
+    open_breaker(fleet.engines[0])
+    assert fleet.asked("e0") == ["e0", "e1"]
+    assert fleet.asked() == ["e1"]
+    fleet.standing.rest(fleet.engines[0], 5.0)
+    with pytest.raises(RequestError) as caught:
+        fleet.asked("e0")
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 5)
 
 
 def test_drained_engines_get_nothing() -> None:

@@ -86,7 +86,8 @@ class Router:
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         self._priors = Priors()
         self.fleet = Fleet([self._attach(engine) for engine in config.engines])
-        self.naming = Naming(targets(router), self.fleet)
+        self._standing = Standing(self.fleet, clock, router.max_ejected_share)
+        self.naming = Naming(targets(router), self.fleet, self._standing)
         caches = made_caches(router, self.fleet, clock)
         self.index = caches.index
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
@@ -109,7 +110,6 @@ class Router:
         self._reloading: asyncio.Task[None] | None = None
         self.reloader = Reloader(config, self._reload_parts(source))
         self.explain = ExplainLog(router.explain, time.time)
-        self._standing = Standing(self.fleet, clock, router.max_ejected_share)
         self.recorder = Recorder(router.record, self.fleet, time.time)
         self.flow = Flow(
             FlowParts(

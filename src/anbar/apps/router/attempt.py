@@ -110,8 +110,7 @@ class Walk:
         self._num_executions += executed
         if charged:
             self._budget.spend(self._clock.now_s())
-        able = list(filter(self._standing.may_ask, self._rest))
-        engine = next((engine for engine in able if engine.breaker.admits), able[0])
+        engine = max(self._rest, key=self._standing.rank)
         self._rest.remove(engine)
         return engine
 

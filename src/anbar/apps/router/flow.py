@@ -284,7 +284,7 @@ class Flow:
         parts = self.parts
         matched = self._match(query, api)
         record.decided_s = parts.clock.now_s()
-        views = parts.standing.views(query.model)
+        views = parts.standing.views(query.model, query.engines)
         degraded = {engine.id: imprecise(parts.policy.sight, engine) for engine in parts.fleet}
         route = None
         try:

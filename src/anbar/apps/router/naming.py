@@ -9,6 +9,7 @@ from anbar.adapters.http.message import Request
 from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.rewrite import with_member
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.standing import Rank, Standing
 from anbar.core.ids import EngineId
 from anbar.route.targets import Target, Targets
 
@@ -16,9 +17,10 @@ from anbar.route.targets import Target, Targets
 class Naming:
     """Puts the served name into requests, and the other names into the list of models."""
 
-    def __init__(self, targets: Targets, fleet: Fleet) -> None:
+    def __init__(self, targets: Targets, fleet: Fleet, standing: Standing) -> None:
         self.targets = targets
         self._fleet = fleet
+        self._standing = standing
 
     def resolved(
         self, request: Request, api: ApiRequest, key: str
@@ -47,14 +49,14 @@ class Naming:
         return cards
 
     def _chosen(self, targets: tuple[Target, ...]) -> Target:
-        """The first target that an engine is ready for; if there is none, the one that was drawn."""
-        if len(targets) == 1:
-            return targets[0]
-        return next((target for target in targets if self._is_served(target)), targets[0])
+        """The first target with an engine that may be asked freely. If there is none, the first of those that
+        come nearest to it: the one that was drawn, if all are alike."""
+        return targets[0] if len(targets) == 1 else max(targets, key=self._rank)
 
-    def _is_served(self, target: Target) -> bool:
-        return any(_may_serve(target, engine) for engine in self._fleet.ready())
+    def _rank(self, target: Target) -> Rank:
+        ranks = (self._standing.rank(engine) for engine in self._fleet if _serves(target, engine))
+        return max(ranks, default=Rank.AWAY)
 
 
-def _may_serve(target: Target, engine: Engine) -> bool:
+def _serves(target: Target, engine: Engine) -> bool:
     return target.model in engine.facts.names and (not target.engines or engine.id in target.engines)

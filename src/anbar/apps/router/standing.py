@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from enum import IntEnum
 
 from msgspec.structs import replace
 
@@ -19,6 +20,18 @@ MAX_REST_S = 30.0
 than be forgotten for an hour."""
 
 
+class Rank(IntEnum):
+    """How gladly an engine is asked: the higher, the sooner."""
+
+    AWAY = 0
+    """Not ready, or drained."""
+    AT_REST = 1
+    """It asked for a pause: not asked."""
+    SHUT = 2
+    """Its breaker keeps it out: asked where nobody better is left."""
+    FREE = 3
+
+
 class Standing:
     """Judges engines for each request."""
 
@@ -27,10 +40,23 @@ class Standing:
         self._clock = clock
         self._max_ejected_share = max_ejected_share
 
-    def views(self, model: str) -> list[EngineView]:
-        """The fleet as a policy may use it for a request to `model`: RESTING are those that are ready and get
-        nothing all the same. Raises RequestError (429) when all that could serve have asked for a pause."""
-        serving = [engine for engine in self._fleet if engine.is_ready and model in engine.facts.names]
+    def rank(self, engine: Engine) -> Rank:
+        """Whether the engine may be asked now, and how gladly."""
+        if not engine.is_ready:
+            return Rank.AWAY
+        if self._rests(engine):
+            return Rank.AT_REST
+        return Rank.FREE if engine.breaker.admits else Rank.SHUT
+
+    def views(self, model: str, group: frozenset[EngineId]) -> list[EngineView]:
+        """The fleet as a policy may use it for a request to `model` on engines of `group` (empty: on all):
+        RESTING are those that are ready and get nothing all the same. Raises RequestError (429) when all that
+        could serve have asked for a pause."""
+        serving = [
+            engine
+            for engine in self._fleet.serving(model)
+            if engine.is_ready and (not group or engine.id in group)
+        ]
         held = self._held_back(serving)
         views = self._fleet.views(self._clock.now_s())
         if not held:
@@ -39,8 +65,8 @@ class Standing:
 
     def state(self, engine: Engine) -> EngineState:
         """The state of an engine, for people."""
-        held = engine.rest_until_s > self._clock.now_s() or not engine.breaker.admits
-        return EngineState.RESTING if engine.is_ready and held else engine.state
+        held = self.rank(engine) in (Rank.AT_REST, Rank.SHUT)
+        return EngineState.RESTING if held else engine.state
 
     def last_resorts(self, query: RouteQuery, asked: Sequence[Engine]) -> list[Engine]:
         """Engines besides `asked` that could serve, though their breakers keep them out."""
@@ -53,15 +79,17 @@ class Standing:
 
     def may_ask(self, engine: Engine) -> bool:
         """Whether a request that failed elsewhere may come here, if need be."""
-        return engine.is_ready and engine.rest_until_s <= self._clock.now_s()
+        return self.rank(engine) >= Rank.SHUT
 
     def rest(self, engine: Engine, seconds: float) -> None:
         """The engine asked for a pause."""
         engine.rest_until_s = self._clock.now_s() + min(seconds, MAX_REST_S)
 
+    def _rests(self, engine: Engine) -> bool:
+        return engine.rest_until_s > self._clock.now_s()
+
     def _held_back(self, serving: Sequence[Engine]) -> frozenset[EngineId]:
-        now_s = self._clock.now_s()
-        resting = {engine.id for engine in serving if engine.rest_until_s > now_s}
+        resting = {engine.id for engine in serving if self._rests(engine)}
         shut = [engine for engine in serving if not engine.breaker.admits]
         held = resting.union(engine.id for engine in shut)
         if len(held) < len(serving) or not held:
@@ -73,7 +101,8 @@ class Standing:
         if len(out | resting) < len(serving):
             return out | resting
         if resting:
-            raise at_rest(min(engine.rest_until_s for engine in serving if engine.id in resting) - now_s)
+            until_s = min(engine.rest_until_s for engine in serving if engine.id in resting)
+            raise at_rest(until_s - self._clock.now_s())
         return frozenset(held)
 
 

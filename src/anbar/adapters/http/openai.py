@@ -233,7 +233,7 @@ def _num_chars(request: ApiRequest) -> int:
     not counted."""
     if request.endpoint is Endpoint.COMPLETIONS:
         prompt = request.body.get("prompt")
-        prompts = prompt if isinstance(prompt, list) and isinstance(prompt[0], str) else [prompt]
+        prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str) else [prompt]
         return max(len(text) if isinstance(text, str) else 0 for text in prompts)
     messages = cast("list[dict[str, object]]", request.body["messages"])
     return sum(_num_content_chars(message.get("content")) for message in messages)

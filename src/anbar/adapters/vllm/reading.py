@@ -58,15 +58,21 @@ class Reading:
         """Go on for as long as nothing has to be encoded."""
         self.take(0)
 
-    def take(self, num_chars: int) -> None:
-        """Go on until the text ends, or as many characters were encoded and something more is to be."""
+    @property
+    def num_next(self) -> int:
+        """Characters of the piece that comes next."""
+        return len(self._next[0]) if self._next is not None else 0
+
+    def take(self, num_chars: int, longest: int = sys.maxsize) -> None:
+        """Go on until the text ends, or as many characters were encoded and something more is to be, or a
+        piece of more than `longest` is."""
         found: list[bytes] = []
         while self._next is not None:
             piece, ids = self._next
             if ids is None:
                 ids = self._encoder.known(piece)
             if ids is None:
-                if num_chars <= 0:
+                if num_chars <= 0 or len(piece) > longest:
                     break
                 num_chars -= len(piece)
                 ids = self._encoder.encode(piece)

@@ -49,10 +49,10 @@ from anbar.apps.router.reload import Reloader, ReloadParts, Source
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.apps.router.token_probe import TokenProbe
-from anbar.config.models import AnbarConfig, EngineConfig
+from anbar.config.models import AnbarConfig, EngineConfig, RouterConfig
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
-from anbar.route import make_policy
+from anbar.route import Policy, make_policy
 from anbar.route.admission import AdmissionConfig
 
 TOKENIZER_THREADS = 2
@@ -116,7 +116,7 @@ class Router:
                 fleet=self.fleet,
                 caches=caches,
                 check=self._check,
-                policy=make_policy(router.policy.value, random.Random(), policy_options(router)),
+                policy=_policy(router),
                 prompts=prompts,
                 emit=self.emit,
                 clock=clock,
@@ -181,11 +181,13 @@ class Router:
         router, before = config.router, self._config
         self._config = config
         try:
-            policy = make_policy(router.policy.value, random.Random(), policy_options(router))
             await self._members.apply(config.engines)
         except ConfigError:
             self._config = before
             raise
+        policy = self.flow.parts.policy
+        if (router.policy, policy_options(router)) != (before.router.policy, policy_options(before.router)):
+            policy = _policy(router)  # a policy that goes on remembers whose turn it is
         self.flow.parts = replace(
             self.flow.parts,
             policy=policy,
@@ -263,6 +265,10 @@ class Router:
             config_refused=bool(self.reloader.state.refusal),
             num_config_needs_restart=len(self.reloader.state.needs_restart),
         )
+
+
+def _policy(router: RouterConfig) -> Policy:
+    return make_policy(router.policy.value, random.Random(), policy_options(router))
 
 
 def _soon(flush: Callable[[], None]) -> None:

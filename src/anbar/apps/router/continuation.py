@@ -56,7 +56,7 @@ def is_continuable(api: ApiRequest) -> bool:
     """Whether a stream of this request may be gone on with by another engine."""
     body = api.body
     prompt = body.get("prompt")
-    if not api.stream or (isinstance(prompt, list) and not isinstance(prompt[0], int)):
+    if not api.stream or (isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))):
         return False
     return all(
         name in _KEPT or name in _OF_THE_PROMPT or value is None or _is_neutral(name, value)
@@ -89,9 +89,11 @@ async def rest_of(
     """The request for the rest of a stream; None when there is none that would be right. `prompt` are the
     tokens of the request's prompt, if they are known already."""
     text = transcript.text()
-    room = min(engine.facts.max_model_len for engine in serving)
+    room = min((engine.facts.max_model_len for engine in serving), default=0)
     if text is None or not room:
         return None
+    if not text and api.endpoint is Endpoint.CHAT:
+        return None  # what comes first may be reasoning, which only the engine's parser could tell
     as_text = {"model": api.model, "prompt": text, "add_special_tokens": False}
     try:
         ids = tuple(prompt) or (await prompts.whole(api, serving)).ids

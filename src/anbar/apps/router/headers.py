@@ -11,16 +11,10 @@ from anbar.apps.router.record import Record
 from anbar.core.errors import RequestError
 from anbar.core.ids import RequestId
 
-_REQUEST_DROPPED = HOP_BY_HOP | {
-    b"host",
-    b"content-length",
-    b"expect",
-    b"x-request-id",
-    b"authorization",
-    b"cookie",
-    b"x-api-key",
-    b"api-key",
-}
+CLIENT_SECRETS = (b"authorization", b"cookie", b"x-api-key", b"api-key")
+"""Headers by which clients show who they are."""
+
+_REQUEST_DROPPED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id", *CLIENT_SECRETS}
 """Hop-by-hop, rewritten here, or a client's secrets: these end at the router."""
 
 _ANSWER_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from anbar.adapters.http.message import Answer, Header, Request
+from anbar.apps.router.headers import CLIENT_SECRETS
 from anbar.core.clock import Clock
 from anbar.core.errors import RequestError
 
@@ -93,7 +94,8 @@ class Idempotency:
             return None
         if not 0 < len(key) <= _MAX_KEY_BYTES:
             raise RequestError(f"An Idempotency-Key has 1 to {_MAX_KEY_BYTES} bytes.", code="invalid_value")
-        name = _digest(request.header(b"authorization") or b"", request.target, key)
+        secrets = (request.header(header) or b"" for header in CLIENT_SECRETS)
+        name = _digest(*secrets, request.target, key)
         fingerprint = _digest(request.body)
         while True:
             self._expire()

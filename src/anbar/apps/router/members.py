@@ -64,6 +64,8 @@ class Members:
                 await self._leave(before)
         self._entries = wanted
         for name, engine in fresh.items():
+            before = self._parts.fleet.get(name)
+            engine.draining = before is not None and before.draining
             self._parts.fleet.put(engine)
             self._parts.monitor.watch(engine, attached(wanted[name]))
 

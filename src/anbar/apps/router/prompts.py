@@ -31,6 +31,9 @@ _T = TypeVar("_T")
 INLINE_BYTES = 32_768
 """Bodies up to this size are rendered and begun on the event loop: 50 µs, and as much for a new piece."""
 
+_LONGEST_INLINE = 2048
+"""Characters of the longest piece that is encoded there: a millisecond. Texts without spaces are one."""
+
 _WHOLE_INLINE_BYTES = 4096
 """Bodies up to this size are also read to their end there."""
 
@@ -106,11 +109,14 @@ class Prompts:
             _WHOLE_INLINE_BYTES if whole else INLINE_BYTES
         )
         if is_quick or (api.endpoint is Endpoint.COMPLETIONS and _is_tokens(api.body.get("prompt"))):
-            tokens = _begin(read, api.body, num_chars)
+            tokens = _begin(read, api.body, num_chars, _LONGEST_INLINE)
+            if tokens.reading.num_next > _LONGEST_INLINE:
+                await self._aside(tokens.reading.take, num_chars)
         else:
             tokens = await self._aside(_begin, read, api.body, num_chars)
-        longest = max(engine.facts.max_model_len for engine in serving)
-        if longest and not tokens.is_whole and tokens.reading.num_tokens > _NEAR_CONTEXT * longest:
+        # Only a whole prompt is kept from engines whose context is too short for it.
+        shortest = min((e.facts.max_model_len for e in serving if e.facts.max_model_len), default=0)
+        if shortest and not tokens.is_whole and tokens.reading.num_tokens > _NEAR_CONTEXT * shortest:
             await self._aside(tokens.reading.whole)
         return tokens
 
@@ -138,10 +144,11 @@ class Prompts:
         return True
 
     async def _ask(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
-        """Let a ready engine tokenize."""
-        engine = next((engine for engine in serving if engine.is_ready), None)
-        if engine is None:
+        """Let the ready engine that has least to do tokenize."""
+        ready = [engine for engine in serving if engine.is_ready]
+        if not ready:
             return _none("no_tokenizer")
+        engine = min(ready, key=lambda engine: engine.load.num_in_flight)
         request = chat_request(api.body) if api.endpoint is Endpoint.CHAT else completion_request(api.body)
         if not isinstance(request, dict):
             return _tokens(request)
@@ -153,7 +160,7 @@ class Prompts:
 
 def _is_tokens(prompt: object) -> bool:
     """Nothing is left to compute that would be worth a thread."""
-    return isinstance(prompt, list) and isinstance(prompt[0], int)
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
 async def _tokenize(engine: Engine, request: Mapping[str, object]) -> list[int] | NotReproducible:
@@ -168,11 +175,12 @@ def _begin(
     read: Callable[[Mapping[str, object]], Reading | NotReproducible],
     body: Mapping[str, object],
     num_chars: int,
+    longest: int = sys.maxsize,
 ) -> Tokens:
     found = read(body)
     if isinstance(found, NotReproducible):
         return _none(found.reason.value)
-    found.take(num_chars)
+    found.take(num_chars, longest)
     return Tokens(found, "")
 
 

@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from anbar.adapters.http.message import Answer, json_answer
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.core.fleet import EngineState
 from anbar.route.breaker import BreakerState
 
 
@@ -39,10 +40,12 @@ def ready_page(fleet: Fleet, draining: bool) -> Answer:
 
 
 def model_states(fleet: Fleet) -> Mapping[str, ModelState]:
-    """Every model that an engine has served."""
-    names = sorted({name for engine in fleet for name in engine.facts.names})
+    """Every model that an engine has served, but for engines that have left the configuration and only finish
+    what they have."""
+    staying = [engine for engine in fleet if engine.health.state is not EngineState.DRAINING]
+    names = sorted({name for engine in staying for name in engine.facts.names})
     models: dict[str, ModelState] = {name: {"routable": [], "others": {}} for name in names}
-    for engine in fleet:
+    for engine in staying:
         obstacle = _obstacle(engine)
         for name in engine.facts.names:
             if obstacle:

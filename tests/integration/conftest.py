@@ -10,13 +10,23 @@ import pytest
 import pytest_asyncio
 
 from anbar.apps.emulator import write_tiny_model
+from anbar.apps.router import prompts
 from tests.integration.stack import Setup, Stack, running_stack
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the tiny tokenizer: the model's root, for engines and router alike."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "fake-model")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_tokenizing() -> Iterator[None]:
+    """No request is routed by load only because an engine's tokens came late."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "REMOTE_TIMEOUT_S", PATIENCE_S)
+        yield
 
 
 @contextmanager

@@ -123,6 +123,14 @@ class Stack:
 
         await eventually(is_current, what="the router follows all KV events")
 
+    async def compared(self) -> None:
+        """Wait until the router's tokens were compared with those of every engine."""
+
+        async def are_known() -> bool:
+            return all(engine["tokens"] != "comparing" for engine in (await self.described()).values())
+
+        await eventually(are_known, what="tokens are compared")
+
     async def forget(self, *names: str) -> None:
         """Drop the device caches of engines (all, when none is named). An engine says so with its next step,
         which a short prompt brings about."""
@@ -315,6 +323,7 @@ async def running_stack(setup: Setup) -> AsyncIterator[Stack]:
     """Engines and a router in front of them."""
     async with engines_of(setup) as engines, router_of(setup, engines) as stack:
         await stack.followed()
+        await stack.compared()
         yield stack
 
 

@@ -69,7 +69,8 @@ async def running(setup: Setup) -> AsyncIterator[Running]:
         async def is_ready() -> bool:
             assert process.returncode is None, (await process.communicate())[1].decode()
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                return (await call(port, "GET", "/ready")).status == 200
+                page = await call(port, "GET", "/ready")
+                return page.status == 200 and set(page.json["engines"]) == set(engines)
             return False
 
         try:

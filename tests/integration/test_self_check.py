@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from anbar.apps.emulator import Fault, FaultKind
+from anbar.apps.router import self_check
 from anbar.sim.engine.shape import EngineShape
 from tests.integration.harness import Answer, eventually
 from tests.integration.stack import Setup, Stack, running_stack, text_prompt
@@ -18,6 +19,12 @@ pytestmark = pytest.mark.asyncio
 SMALL = {"num_blocks": 40, "max_model_len": 600}
 """A cache that evicts all the time."""
 MANY = 100_000
+
+
+@pytest.fixture(autouse=True)
+def long_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are judged when their events are in for sure, however late threads are."""
+    monkeypatch.setattr(self_check, "SETTLE_S", 5.0)
 
 
 async def check(stack: Stack, engine: str = "e0") -> dict[str, Any]:

@@ -62,7 +62,7 @@ async def test_the_stream_is_the_one_that_was_asked_for(
     assert through == straight
     assert b"usage" not in through
     await stack.assert_idle()
-    line = (await stack.logged())[-1]
+    line = [line for line in await stack.logged() if line["event"] == "request"][-1]
     assert line["num_output_tokens"] > 0
     assert line["reported_cached_tokens"] is not None
 
@@ -107,7 +107,7 @@ async def test_the_prediction_of_streams_is_checked(stack: Stack) -> None:
         await stack.post(COMPLETIONS, completion(prompt, stream=True))
         await stack.followed()
     await stack.assert_idle()
-    line = (await stack.logged())[-1]
+    line = [line for line in await stack.logged() if line["event"] == "request"][-1]
     assert line["reported_cached_tokens"] == line["predicted_cached_tokens"] > 0
 
 

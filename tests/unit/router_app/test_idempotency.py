@@ -83,6 +83,7 @@ async def test_duplicates_wait_for_the_first() -> None:
     async with scripted(script) as engine, path_to([engine_at(engine.port, "a")]) as path:
         asking = [asyncio.create_task(ask(path.port, post(REQUEST, KEY))) for _ in range(5)]
         await until(lambda: len(path.flow._tasks) == 5)
+        await until(lambda: engine.heads)
         assert await settled(lambda: len(engine.heads)) == 1
         computed.set()
         answers = await within(asyncio.gather(*asking))

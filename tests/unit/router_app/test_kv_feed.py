@@ -153,7 +153,8 @@ async def test_a_cleared_cache_proves_what_is_known(tmp_path: Path, profile: Eng
             store(publisher, 7)
             await until(lambda: router.knows(7) == 4)
             assert router.engine.kv.status.partial == (profile is WITH_HOST)
-            assert router.engine.degraded() == ("kv_events_incomplete" if profile is WITH_HOST else "")
+            expected = "kv_events_incomplete" if profile is WITH_HOST else ""
+            await until(lambda: router.engine.degraded() == expected)  # a late replay may be asked for again
 
 
 @pytest.mark.parametrize("spoil", ["bytes", "another model", "no replay"])

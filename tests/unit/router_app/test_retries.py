@@ -20,7 +20,7 @@ from scripted import (
     post,
     scripted,
 )
-from tests.waiting import within
+from tests.waiting import PATIENCE_S, within
 
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Outcome, RequestFinished, RetryRefused
@@ -203,6 +203,7 @@ async def test_stream_that_takes_too_long_in_all() -> None:
     closed = asyncio.Event()
 
     async def endless(connection: Connection) -> None:
+        path.clock.advance(PATIENCE_S)
         await connection.send(SSE)
         try:
             while True:
@@ -213,7 +214,7 @@ async def test_stream_that_takes_too_long_in_all() -> None:
 
     async with (
         scripted(endless) as engine,
-        path_to([engine_at(engine.port, "a")], total_timeout_s=0.3) as path,
+        path_to([engine_at(engine.port, "a")], total_timeout_s=PATIENCE_S) as path,
     ):
         text = await ask(path.port, post(STREAM))
         event = await path.finished()

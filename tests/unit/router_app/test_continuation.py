@@ -149,6 +149,28 @@ async def test_completion_goes_on() -> None:
     assert breaker.state is BreakerState.CLOSED
 
 
+async def test_engine_that_leaves_while_the_rest_is_tokenized() -> None:
+    """The engine that would have gone on is drained before the tokens of the text so far are there: another
+    one goes on."""
+
+    def draining(script: Script) -> Script:
+        async def drain_then(connection: Connection) -> None:
+            engines[1].draining = engines[1].draining or b"/tokenize" in connection.head
+            await script(connection)
+
+        return drain_then
+
+    rest = draining(goes_on(REST))
+    async with scripted(draining(then_dies(FIRST))) as a, scripted(rest) as b, scripted(rest) as c:
+        engines = [engine_at(server.port, name) for server, name in ((a, "a"), (b, "b"), (c, "c"))]
+        async with path_to(engines) as path:
+            await ask(path.port, post(request()))
+            event = await path.finished()
+    assert engines[1].draining
+    assert (event.outcome, event.engine, event.continued) == (Outcome.OK, "c", True)
+    assert not [head for head in b.heads if b"/v1/completions " in head]
+
+
 async def test_usage_that_was_not_asked_for_stays_out() -> None:
     """The client did not ask for usage: it reads none."""
     events, event, *_ = await run(request(), then_dies(FIRST), goes_on(REST))

@@ -95,6 +95,11 @@ class Walk:
         """The engine that was decided on."""
         return self._rest.pop(0)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is an engine left that may be asked as things are now."""
+        return any(map(self._standing.may_ask, self._rest))
+
     def goes_on(self, kind: AttemptFailure) -> bool:
         """Whether another engine can be asked after an answer that fails in this way."""
         return self._may(executed=kind in _EXECUTED, charged=True)
@@ -117,7 +122,7 @@ class Walk:
     def _may(self, executed: bool, charged: bool) -> bool:
         if self._num_executions + executed >= MAX_EXECUTIONS:
             return False
-        if not any(map(self._standing.may_ask, self._rest)):
+        if not self.has_more:
             return False
         self.refused = charged and not self._budget.allows(self._clock.now_s())
         return not self.refused

@@ -135,7 +135,7 @@ class Forwarder:
                 return
             except Interrupted as broken:
                 self._note(engine, broken, record)
-                await self._go_on(job, walk.next(broken), record, broken.relay)
+                await self._go_on(job, walk, broken, record)
                 return
             except UpstreamError as error:
                 self._note(engine, error, record)
@@ -146,20 +146,28 @@ class Forwarder:
                 if walk.refused:
                     self._emit(RetryRefused())
 
-    async def _go_on(self, job: Job, engine: Engine | None, record: Record, broken: Relay) -> None:
+    async def _go_on(self, job: Job, walk: Walk, broken: Interrupted, record: Record) -> None:
         """Let another engine go on with a stream; if that is not possible, tell the client that it broke."""
+        engine: Engine | None = None
         try:
-            if engine is not None and broken.transcript is not None:
-                serving = self._fleet.serving(job.api.model)
-                ids = job.query.token_ids if job.query.is_whole else ()
-                rest = await rest_of(job.api, broken.transcript, ids, self._prompts, serving)
-                if rest is not None:
-                    await self._append(job, engine, record, rest, broken)
+            rest = await self._rest(job, broken.relay) if walk.has_more else None
+            if rest is not None:
+                engine = walk.next(broken)  # not before: an engine may leave while the rest is tokenized
+            if rest is not None and engine is not None:
+                await self._append(job, engine, record, rest, broken.relay)
         except UpstreamError as error:
             if engine is not None:
                 self._note(engine, error, record)
         finally:
-            broken.give_up()
+            broken.relay.give_up()
+
+    async def _rest(self, job: Job, broken: Relay) -> Rest | None:
+        """What is to be asked for after a stream that broke; None if nothing can be."""
+        if broken.transcript is None:
+            return None
+        ids = job.query.token_ids if job.query.is_whole else ()
+        serving = self._fleet.serving(job.api.model)
+        return await rest_of(job.api, broken.transcript, ids, self._prompts, serving)
 
     async def _append(self, job: Job, engine: Engine, record: Record, rest: Rest, broken: Relay) -> None:
         record.num_attempts += 1

@@ -111,6 +111,9 @@ class Placements:
         """Remember nothing more of an engine: it has no prefix cache, or is gone."""
         self._engines.pop(engine, None)
 
+    def is_attached(self, engine: EngineId) -> bool:
+        return engine in self._engines
+
     def forget(self, engine: EngineId) -> None:
         """The engine began anew: drop what it got so far."""
         known = self._engines.get(engine)

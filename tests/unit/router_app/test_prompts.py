@@ -3,13 +3,13 @@ becomes an error."""
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
 import pytest
-from scripted import answer, engine_at, scripted
+from scripted import InOrder, answer, ask, engine_at, path_to, post, scripted
 from tests.unit.kv.families import WITH_WORDS, WITHOUT_WORDS
 from transformers import PreTrainedTokenizerFast
 
@@ -18,6 +18,9 @@ from anbar.adapters.vllm.reading import Reading, read_already
 from anbar.adapters.vllm.tokens import HfTokenizer, NotReproducible, Tokenizer, TokenizerOptions
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.prompts import Prompts
+from anbar.core.fleet import EngineView, PrefixMatch, Route
+from anbar.core.ids import EngineId
+from anbar.core.request import RouteQuery
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -153,6 +156,43 @@ async def test_a_prompt_is_read_in_few_steps(executor: ThreadPoolExecutor) -> No
     assert tokens.ids.tolist() == expected
     assert tokens.reading.num_tokens == len(expected)
     assert num_steps == 2
+
+
+class Keeping(InOrder):
+    """Keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query: RouteQuery | None = None
+        self.matches: Mapping[EngineId, PrefixMatch] = {}
+
+    def decide(
+        self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+    ) -> Route:
+        self.query, self.matches = query, matches
+        return super().decide(query, engines, matches)
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+async def test_prompts_for_engines_that_tell_nothing_are_compared_in_full(has_cache: bool) -> None:
+    """An engine tells neither of its cache nor what is in it. The first prompt is read to its end, so that of
+    the second one all that was sent there is known. Where there is no cache, little is read."""
+    policy, engine = Keeping(), roomy()
+    request = post(json.dumps({"model": "m", "prompt": LONG}).encode())
+    num_tokens = len(RAW.encode(LONG).ids)
+    async with scripted(answer(b"{}")) as end:
+        engine.pool = engine_at(end.port, "a").pool
+        async with path_to([engine]) as path:
+            path.flow.parts = parts = replace(path.flow.parts, policy=policy)
+            parts.prompts.use("m", Watched(RAW))
+            if has_cache:
+                parts.caches.placements.attach(engine.id, "m", 0)
+            for _ in range(2):
+                await ask(path.port, request)
+    assert policy.query is not None
+    assert policy.query.is_whole is has_cache
+    matched = policy.matches.get(engine.id, PrefixMatch())
+    assert matched.total == ((num_tokens - 1) // 16 * 16 if has_cache else 0)
 
 
 async def test_a_prompt_that_may_be_too_long_is_read_to_its_end(executor: ThreadPoolExecutor) -> None:

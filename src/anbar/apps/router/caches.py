@@ -1,6 +1,6 @@
 """What the router believes of the engines' caches: the precise index and its own placements, put together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,6 +101,14 @@ class Caches:
             believed = sources[engine] is not CacheSource.PLACEMENTS
             found[engine] = joined(found.get(engine, NOTHING) if believed else NOTHING, placed)
         return Matched(found, told)
+
+    def are_told(self, engines: Iterable[Engine]) -> bool:
+        """Whether events alone tell what these engines hold. An engine without a prefix cache holds
+        nothing."""
+        return all(
+            engine.cache_source() is CacheSource.EVENTS or not self.placements.is_attached(engine.id)
+            for engine in engines
+        )
 
     def _read_on(self, query: RouteQuery) -> None:
         """Of a prompt in flight that begins like this one, more may be known since this one was read: what

@@ -236,7 +236,7 @@ class Flow:
         parts = self.parts
         if parts.policy.sight is not Sight.CACHES or parts.recorder.needs_tokens:
             return False
-        return not any(engine.profile is not None and engine.degraded() for engine in serving)
+        return parts.caches.are_told(serving)
 
     def _may_grow(self, query: RouteQuery, api: ApiRequest) -> bool:
         fleet, num_tokens = self.parts.fleet, len(query.token_ids)

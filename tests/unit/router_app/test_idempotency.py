@@ -41,14 +41,15 @@ async def test_repetition_gets_the_first_answer() -> None:
 
 
 async def test_other_body_or_other_client() -> None:
-    """The same key with another body: 422. From somebody with another key to the API: another request."""
+    """The same key with another body: 422. From somebody who shows to be somebody else: another request."""
     async with scripted(answer(GOOD)) as engine, path_to([engine_at(engine.port, "a")]) as path:
         await ask(path.port, post(REQUEST, KEY))
         reused = await ask(path.port, post(REQUEST + b" ", KEY))
-        await ask(path.port, post(REQUEST, KEY + b"authorization: Bearer b\r\n"))
+        for shown in (b"authorization: Bearer b", b"x-api-key: b", b"api-key: b", b"cookie: b=b"):
+            await ask(path.port, post(REQUEST, KEY + shown + b"\r\n"))
     assert reused.startswith(b"HTTP/1.1 422 ")
     assert b'"code":"idempotency_key_reused"' in reused
-    assert len(engine.heads) == 2
+    assert len(engine.heads) == 5
 
 
 async def test_failed_first_is_not_kept() -> None:

@@ -206,3 +206,35 @@ async def test_a_prompt_that_may_be_too_long_is_read_to_its_end(executor: Thread
         api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": LONG})
         tokens = await prompts.tokens(api, [engine], len(LONG), whole=False)
         assert tokens.is_whole == is_whole
+
+
+async def test_a_long_text_without_spaces_is_encoded_on_a_thread() -> None:
+    """It is one piece, which takes many milliseconds; a text of words as long is begun at once."""
+    started: list[object] = []
+    with ThreadPoolExecutor(1, initializer=lambda: started.append("a thread")) as executor:
+        prompts = Prompts(executor)
+        prompts.use("m", Watched(RAW))
+        for text, threads in ((LONG[:8000], []), ("x" * 8000, ["a thread"])):
+            api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": text})
+            tokens = await prompts.tokens(api, [roomy()], len(text), whole=False)
+            assert tokens.ids
+            assert started == threads
+
+
+async def test_the_shortest_context_counts(executor: ThreadPoolExecutor) -> None:
+    """One engine's context would not hold the prompt: it is read whole, so that its length is known and that
+    engine gets nothing of it, though another one has room for all."""
+    prompts = Prompts(executor)
+    prompts.use("m", Watched(RAW))
+    api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": LONG})
+    assert not (await prompts.tokens(api, [roomy()], 400, whole=False)).is_whole
+    assert (await prompts.tokens(api, [roomy(), engine_at(1, "b")], 400, whole=False)).is_whole
+
+
+async def test_no_prompt_beside_embeddings(executor: ThreadPoolExecutor) -> None:
+    """A completion of embeddings, with an empty list as its prompt: no error, whatever its size."""
+    prompts = Prompts(executor)
+    prompts.use("m", Watched(SLOW))
+    api = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": [], "prompt_embeds": "QQ=="})
+    tokens = await prompts.tokens(api, [roomy()], 1 << 20, whole=False)
+    assert not tokens.ids

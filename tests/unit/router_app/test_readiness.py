@@ -29,6 +29,14 @@ def page(*engines: Engine, draining: bool = False) -> tuple[int, dict[str, Any]]
     return answer.status, json.loads(answer.body)
 
 
+def test_a_model_that_left_the_configuration_is_missed_by_nobody() -> None:
+    """The only engine of a model is no longer in the configuration, and finishes a stream: still green."""
+    a, b = engine("a", "m"), engine("b", "n")
+    b.health.drain("no longer in the configuration")
+    status, found = page(a, b)
+    assert (status, list(found["models"])) == (200, ["m"])
+
+
 def test_each_model_needs_an_engine() -> None:
     """Two models: red when the only engine of one is down, though the other is served, and back."""
     a, b, c = engine("a", "m", "n"), engine("b", "m"), engine("c", "m")

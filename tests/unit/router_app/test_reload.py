@@ -139,6 +139,35 @@ async def test_another_address_is_another_engine(site: Site) -> None:
         assert before.health.state is EngineState.DRAINING
 
 
+async def test_a_drained_engine_stays_drained(site: Site) -> None:
+    """Somebody has drained an engine; then its entry changes. It gets nothing, until somebody undrains it."""
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(scripted(Pages().script)) for _ in range(2)]
+        site.write({"a": first.port})
+        router = await stack.enter_async_context(site.running())
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        router.fleet["a"].draining = True
+        site.write({"a": second.port})
+        await site.told(1)
+        await until(lambda: states(router) == {"a": EngineState.READY})
+        assert router.fleet["a"].state is EngineState.DRAINING
+
+
+async def test_a_policy_that_did_not_change_goes_on(site: Site) -> None:
+    """Another interval between probes: whose turn it is with round_robin is not forgotten."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(scripted(Pages().script))
+        site.write({"a": engine.port}, policy="round_robin")
+        router = await stack.enter_async_context(site.running())
+        before = router.flow.parts.policy
+        site.write({"a": engine.port}, policy="round_robin", health_interval_s=0.04)
+        await site.told(1)
+        assert router.flow.parts.policy is before
+        site.write({"a": engine.port}, policy="random", health_interval_s=0.04)
+        await site.told(2)
+        assert router.flow.parts.policy.name == "random"
+
+
 async def test_a_bad_file_is_refused_and_the_old_one_goes_on(site: Site) -> None:
     """A key that does not exist: the log and the admin page name file, line and key, the metric is 1, and
     requests are served as before. The mended file clears it; what is unchanged has no new generation."""

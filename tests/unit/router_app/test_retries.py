@@ -225,6 +225,21 @@ async def test_stream_that_takes_too_long_in_all() -> None:
     assert event.outcome is Outcome.BROKEN
 
 
+async def test_engine_that_has_not_answered_when_the_request_is_over() -> None:
+    """The total timeout is less than what an engine may take for its first byte: the request is over, no
+    second engine is asked, and nothing is held against the first. The router's clock has not come so far: it
+    is not the one that the timeout ran on."""
+    async with scripted(hang) as first, scripted(hang) as second:
+        engines = [engine_at(first.port, "a"), engine_at(second.port, "b")]
+        async with path_to(engines, total_timeout_s=0.05) as path:
+            text = await ask(path.port, post(REQUEST))
+            event = await path.finished()
+    assert text.startswith(b"HTTP/1.1 504 ")
+    assert b"router.total_timeout_s" in text
+    assert (event.num_attempts, second.heads) == (1, [])
+    assert (engines[0].breaker.state, engines[0].is_ready) == (BreakerState.CLOSED, True)
+
+
 async def test_trial_of_a_client_that_leaves_is_given_back() -> None:
     """The one request that a half-open engine gets is given up by its client: the next may try."""
 

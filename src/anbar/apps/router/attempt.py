@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor
 from anbar.apps.router.engine import Engine
+from anbar.apps.router.outgoing import OutOfTime
 from anbar.apps.router.relay import Relay
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
@@ -69,6 +70,11 @@ def kind_of(error: UpstreamError) -> AttemptFailure:
             return AttemptFailure.TIMEOUT
         case _:
             return AttemptFailure.UNREACHABLE
+
+
+def signal_of(error: UpstreamError) -> Signal:
+    """What a failure says about its engine; nothing, when it was the request's time that was up."""
+    return Signal.NOTHING if isinstance(error, OutOfTime) else SIGNALS[kind_of(error)]
 
 
 def pause_asked(headers: Sequence[Header]) -> float | None:

@@ -36,6 +36,7 @@ from anbar.apps.router.attempt import (
     kind_of,
     kind_of_status,
     pause_asked,
+    signal_of,
 )
 from anbar.apps.router.caches import Caches, degraded
 from anbar.apps.router.continuation import Rest, is_continuable, rest_of
@@ -43,7 +44,7 @@ from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.headers import answer_headers
 from anbar.apps.router.idempotency import Claim, kept_headers
 from anbar.apps.router.load import Plan
-from anbar.apps.router.outgoing import ask, ask_for_rest, is_event_stream
+from anbar.apps.router.outgoing import OutOfTime, ask, ask_for_rest, is_event_stream
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
@@ -139,7 +140,8 @@ class Forwarder:
                 return
             except UpstreamError as error:
                 self._note(engine, error, record)
-                engine = None if self._clock.now_s() >= job.until_s else walk.next(error)
+                is_over = isinstance(error, OutOfTime) or self._clock.now_s() >= job.until_s
+                engine = None if is_over else walk.next(error)
                 if engine is None:
                     raise
             finally:
@@ -172,10 +174,9 @@ class Forwarder:
     async def _append(self, job: Job, engine: Engine, record: Record, rest: Rest, broken: Relay) -> None:
         record.num_attempts += 1
         ticket, signal = engine.breaker.begin(), Signal.NOTHING
-        patience_s = min(engine.pool.limits.first_byte_timeout_s, max(0.0, job.until_s - self._clock.now_s()))
         try:
             with engine.load.hold(Plan(rest.num_tokens), self._clock) as share:
-                reply = await ask_for_rest(engine, job.head, rest.body, patience_s)
+                reply = await ask_for_rest(engine, job.head, rest.body, job.until_s - self._clock.now_s())
                 try:
                     if reply.status != 200:
                         raise Declined(engine, reply.status, AttemptFailure.UNAVAILABLE)
@@ -188,7 +189,7 @@ class Forwarder:
                     reply.close()
             signal = Signal.OK if whole else relay.signal
         except UpstreamError as error:
-            signal = SIGNALS[kind_of(error)]
+            signal = signal_of(error)
             raise
         finally:
             engine.breaker.end(ticket, signal, self._clock.now_s())
@@ -210,11 +211,9 @@ class Forwarder:
         try:
             signal = await self._ask(job, engine, record, walk, ticket)
         except UpstreamError as error:
-            kind = kind_of(error)
-            if self._clock.now_s() < job.until_s:
-                signal = SIGNALS[kind]
-                if kind in _ENGINES_FAULT and not isinstance(error, Interrupted):
-                    engine.health.connection_failed(str(error))
+            signal = signal_of(error)
+            if kind_of(error) in _ENGINES_FAULT and not isinstance(error, Interrupted | OutOfTime):
+                engine.health.connection_failed(str(error))
             raise
         finally:
             engine.breaker.end(ticket, signal, self._clock.now_s())
@@ -227,13 +226,12 @@ class Forwarder:
         record.predicted_ttft_s = prediction.ttft_s
         record.degraded = degraded(job.sight, job.tokens_note, engine)
         sent_s = self._clock.now_s()
-        patience_s = min(engine.pool.limits.first_byte_timeout_s, max(0.0, job.until_s - sent_s))
         plan = Plan(job.query.num_tokens, prediction, job.api.stream)
         with (
             engine.load.hold(plan, self._clock) as share,
             self._caches.sent(engine.id, job.query, job.reading) as placement,
         ):
-            reply, sieve = await ask(engine, job.exchange.request, job.api, job.head, patience_s)
+            reply, sieve = await ask(engine, job.exchange.request, job.api, job.head, job.until_s - sent_s)
             try:
                 failure = self._judge(engine, reply, walk)
                 share.first_byte(reply.status)

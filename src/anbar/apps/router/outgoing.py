@@ -10,20 +10,26 @@ from anbar.adapters.http.openai import ApiRequest, Endpoint
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage_event import UsageFilter, asking_for_usage
 from anbar.apps.router.engine import Engine, UsageOption
+from anbar.core.errors import UpstreamTimeout
 
 _REFUSALS = (400, 422)
 """What engines answer to a field that they do not take."""
 
 
+class OutOfTime(UpstreamTimeout):
+    """The request's own time was up before the engine's: nothing is held against the engine."""
+
+
 async def ask(
-    engine: Engine, request: Request, api: ApiRequest, head: bytes, patience_s: float
+    engine: Engine, request: Request, api: ApiRequest, head: bytes, left_s: float
 ) -> tuple[Reply, UsageFilter | None]:
     """Send a request whose own header lines are `head`; returns when the answer's body has begun or
     ended, with what its body has to pass on its way to the client. Raises UpstreamError, at the latest when
-    nothing came for `patience_s`."""
+    nothing came for as long as the engine may take; OutOfTime when nothing came in the `left_s` of the
+    request, and those were less."""
     asks = api.stream and not api.wants_usage and engine.usage is not UsageOption.REFUSED
     body = asking_for_usage(request.body, api.body) if asks else request.body
-    reply = await engine.pool.ask(_render(engine, request.target, head, len(body)), body, patience_s)
+    reply = await _answer(engine, _render(engine, request.target, head, len(body)), body, left_s)
     if not asks:
         return reply, None
     if reply.status == 200:
@@ -32,17 +38,27 @@ async def ask(
     if engine.usage is UsageOption.UNTRIED and reply.status in _REFUSALS:
         reply.close()
         own = request.body
-        reply = await engine.pool.ask(_render(engine, request.target, head, len(own)), own, patience_s)
+        reply = await _answer(engine, _render(engine, request.target, head, len(own)), own, left_s)
         if reply.status == 200:
             engine.usage = UsageOption.REFUSED
     return reply, None
 
 
-async def ask_for_rest(engine: Engine, head: bytes, body: bytes, patience_s: float) -> Reply:
+async def ask_for_rest(engine: Engine, head: bytes, body: bytes, left_s: float) -> Reply:
     """Send a completion of the router's own making, with header lines of the client's. Raises
-    UpstreamError."""
+    UpstreamError, as `ask` does."""
     target = Endpoint.COMPLETIONS.value.encode()
-    return await engine.pool.ask(_render(engine, target, head, len(body)), body, patience_s)
+    return await _answer(engine, _render(engine, target, head, len(body)), body, left_s)
+
+
+async def _answer(engine: Engine, head: bytes, body: bytes, left_s: float) -> Reply:
+    limit_s = engine.pool.limits.first_byte_timeout_s
+    try:
+        return await engine.pool.ask(head, body, min(limit_s, max(0.0, left_s)))
+    except UpstreamTimeout as error:
+        if limit_s < left_s:
+            raise
+        raise OutOfTime("the engine sent no byte of an answer within router.total_timeout_s") from error
 
 
 def is_event_stream(reply: Reply) -> bool:

@@ -37,6 +37,8 @@ class Decision(msgspec.Struct, frozen=True):
     model: str
     lora: str | None
     num_tokens: int
+    is_estimate: bool
+    """Whether `num_tokens` is one: the prompt was not read to its end, or not at all."""
     tokens_note: str
     """Why the prompt was not tokenized; "" when it was."""
     engines: Sequence[EngineView]
@@ -80,6 +82,7 @@ def note_decision(
         model=query.model,
         lora=query.lora,
         num_tokens=query.num_tokens,
+        is_estimate=not query.is_whole or not query.token_ids,
         tokens_note=tokens_note or ("" if query.token_ids else NOT_LOOKED_AT),
         engines=engines,
         verdicts={engine.id: verdict(query, engine) for engine in engines},

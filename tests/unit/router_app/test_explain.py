@@ -13,8 +13,10 @@ from tests.waiting import until, within
 
 from anbar.adapters.http.message import Request
 from anbar.apps.explain import explanation
+from anbar.apps.router import explain_page
 from anbar.apps.router.app import Router
-from anbar.apps.router.explain import MAX_HEADER_BYTES, ExplainLog, header_value
+from anbar.apps.router.explain import MAX_HEADER_BYTES, ExplainLog, Kept, header_value
+from anbar.apps.router.explain_text import text_of
 from anbar.apps.router.local import is_local
 from anbar.apps.router.record import Record
 from anbar.config.models import ExplainConfig, ExplainHeader
@@ -120,7 +122,7 @@ async def test_a_request_that_nothing_could_serve_is_explained() -> None:
         await ended(router, "r-1")
         (found,) = await explained(port, "r-1")
     assert b"503" in text.split(b"\r\n")[0]
-    assert header_of(text, b"x-anbar-explain") == b"policy=none tokens=14; e0 unhealthy"
+    assert header_of(text, b"x-anbar-explain") == b"policy=none tokens=~14; e0 unhealthy"
     assert (found["chosen"], found["outcome"]["outcome"]) == (None, "no_engine")
     assert found["engines"][0]["verdict"] == "unhealthy"
     assert "e0: unhealthy" in found["reason"]
@@ -225,6 +227,27 @@ async def test_who_gets_the_header(who: str, asks: str, is_told: bool) -> None:
     assert (found is not None) is is_told
     assert found is None or found.startswith(b"policy=predicted_ttft tokens=5; e0 score=")
     assert b"x-anbar-explain" not in heads[0]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "is_whole", "note", "estimated", "words", "head"),
+    [
+        ((1, 2), True, "", False, "model m, 2 prompt tokens", "tokens=2"),
+        ((1,), False, "", True, "model m, about 2 prompt tokens", "tokens=~2"),
+        ((), True, "images", True, "model m, about 2 prompt tokens, not tokenized: images", "tokens=~2"),
+    ],
+)
+def test_an_estimated_length_is_told_as_one(
+    token_ids: tuple[int, ...], is_whole: bool, note: str, estimated: bool, words: str, head: str
+) -> None:
+    """A prompt that was read whole, one of which only the beginning was, and one that was not tokenized."""
+    query = RouteQuery(RequestId("r"), "m", token_ids, 2, is_whole=is_whole)
+    record = Record(request_id=RequestId("r"), endpoint="/v1/completions", started_s=0.0)
+    record.decision = decision = note_decision(query, note, [], {}, None)
+    found = explain_page.explained(Kept(record, 7.0))
+    assert (found.prompt_tokens, found.prompt_tokens_estimated, found.tokens_note) == (2, estimated, note)
+    assert f"{words}\n" in text_of(explain_page.Explanations("r", [found]))
+    assert header_value(decision) == f"policy=none {head}"
 
 
 def test_the_header_is_bounded() -> None:

@@ -71,7 +71,8 @@ def header_value(decision: Decision) -> str:
     """One line of at most `MAX_HEADER_BYTES`: the policy, then each engine, the choice first. Times: ms."""
     route = decision.route
     candidates = candidates_of(decision)
-    parts = [f"policy={route.policy if route is not None else 'none'} tokens={decision.num_tokens}"]
+    about = "~" if decision.is_estimate else ""
+    parts = [f"policy={route.policy if route is not None else 'none'} tokens={about}{decision.num_tokens}"]
     num_bytes = len(parts[0])
     for place, candidate in enumerate(candidates):
         text = _brief(candidate)

@@ -104,8 +104,11 @@ class ExplainedRequest(msgspec.Struct, frozen=True):
     model: str
     lora: str | None
     prompt_tokens: int
+    prompt_tokens_estimated: bool
+    """Whether `prompt_tokens` is an estimate: the prompt was not tokenized, or only as far as some engine
+    might hold it."""
     tokens_note: str
-    """Why the prompt could not be tokenized, and `prompt_tokens` is an estimate; empty when it was."""
+    """Why the prompt was not tokenized; empty when it was, in full or in part."""
     policy: str
     """Empty when no engine could serve the request."""
     chosen: str | None
@@ -159,6 +162,7 @@ def explained(kept: Kept) -> ExplainedRequest:
         model=decision.model,
         lora=decision.lora,
         prompt_tokens=decision.num_tokens,
+        prompt_tokens_estimated=decision.is_estimate,
         tokens_note=decision.tokens_note,
         policy=route.policy if route is not None else "",
         chosen=route.target if route is not None else None,

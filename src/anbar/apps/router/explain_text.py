@@ -58,9 +58,10 @@ def text_of_last(page: LastRequests) -> str:
 def _request(request: ExplainedRequest) -> Iterable[str]:
     yield f"request {request.request_id}, routed at {request.at}"
     lora = f" (adapter {request.lora})" if request.lora else ""
-    count = f"{request.prompt_tokens} prompt tokens"
+    about = "about " if request.prompt_tokens_estimated else ""
+    count = f"{about}{request.prompt_tokens} prompt tokens"
     if request.tokens_note:
-        count = f"about {count}, not tokenized: {request.tokens_note}"
+        count += f", not tokenized: {request.tokens_note}"
     yield f"  POST {request.endpoint}, model {request.model}{lora}, {count}"
     if request.chosen is not None:
         yield f"  {request.policy} chose {request.chosen}"

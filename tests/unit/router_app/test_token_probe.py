@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from scripted import Connection, Script, ScriptedEngine, answer, engine_at, hang, scripted
@@ -131,6 +131,26 @@ async def test_one_engine_that_differs_is_enough() -> None:
         assert not it.uses_own
         it.probe.leave(first)
         assert it.uses_own
+        for engine in (first, second):
+            engine.pool.close()
+
+
+async def test_a_tokenizer_is_used_while_an_engine_has_it() -> None:
+    """Two engines serve the model with a tokenizer each, the second one serves another model later: what is
+    used is a tokenizer of those that serve it, and none when the last one is gone or asks for none."""
+    async with scripted(tokenize) as server, probed() as it:
+        first, second = engine_at(server.port, "a"), engine_at(server.port, "b")
+        ours, theirs = Bytes(), Bytes()
+        await within(it.probe.adopt(first, ours, "/models/m"))
+        await within(it.probe.adopt(second, theirs, "/models/m"))
+        assert it.prompts._tokenizers == {"m": theirs}
+        second.facts = replace(second.facts, names=frozenset({"n"}))
+        await within(it.probe.adopt(second, theirs, "/models/n"))
+        assert it.prompts._tokenizers == {"m": ours, "n": theirs}
+        it.probe.leave(first)
+        assert it.prompts._tokenizers == {"n": theirs}
+        it.probe.leave(second)
+        assert it.prompts._tokenizers == {}
         for engine in (first, second):
             engine.pool.close()
 

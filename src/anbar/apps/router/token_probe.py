@@ -5,6 +5,7 @@ token differs, the prompts of that model are tokenized by asking the engines, un
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Executor
 
@@ -38,8 +39,9 @@ class TokenProbe:
         self._emit = emit
         self._patience_s = patience_s
         self._tasks: dict[EngineId, asyncio.Task[None]] = {}
-        self._tokenizers: dict[str, Tokenizer] = {}
-        self._denied: dict[str, set[EngineId]] = {}
+        self._adopted: defaultdict[str, dict[EngineId, Tokenizer]] = defaultdict(dict)
+        """By model: its engines' tokenizers; the one that came last is used."""
+        self._denied: defaultdict[str, set[EngineId]] = defaultdict(set)
         """By model: the engines that compute other tokens."""
 
     async def adopt(self, engine: Engine, tokenizer: Tokenizer, path: str) -> None:
@@ -47,8 +49,10 @@ class TokenProbe:
         done or takes long."""
         self._cancel(engine)
         engine.tokenizer_note, engine.tokens = path, TokenCheck.COMPARING
+        self._forget(engine, engine.facts.names)
         for name in engine.facts.names:
-            self._tokenizers[name] = tokenizer
+            self._adopted[name].pop(engine.id, None)
+            self._adopted[name][engine.id] = tokenizer
             self._settle(name)
         task = asyncio.get_running_loop().create_task(self._compare(engine, tokenizer, path))
         self._tasks[engine.id] = task
@@ -58,10 +62,7 @@ class TokenProbe:
     def leave(self, engine: Engine) -> None:
         """The engine is gone, or asks for no tokenizer of ours any more."""
         self._cancel(engine)
-        for name, denied in self._denied.items():
-            if engine.id in denied:
-                denied.discard(engine.id)
-                self._settle(name)
+        self._forget(engine, frozenset())
 
     async def stop(self) -> None:
         """Give up what still runs."""
@@ -69,12 +70,22 @@ class TokenProbe:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    def _forget(self, engine: Engine, kept: frozenset[str]) -> None:
+        """The engine has no say any more in who tokenizes for a model, unless it is one of `kept`."""
+        for name in (self._adopted.keys() | self._denied.keys()) - kept:
+            if engine.id in self._adopted[name] or engine.id in self._denied[name]:
+                self._adopted[name].pop(engine.id, None)
+                self._denied[name].discard(engine.id)
+                self._settle(name)
+
     def _settle(self, model: str) -> None:
-        """Who tokenizes for a model: we, unless one of its engines computes something else."""
-        if self._denied.get(model):
+        """Who tokenizes for a model: we, if one of its engines has our tokenizer and none computes something
+        else."""
+        adopted = self._adopted[model]
+        if self._denied[model] or not adopted:
             self._prompts.ask_engines(model)
-        elif model in self._tokenizers:
-            self._prompts.use(model, self._tokenizers[model])
+        else:
+            self._prompts.use(model, adopted[next(reversed(adopted))])
 
     async def _compare(self, engine: Engine, tokenizer: Tokenizer, path: str) -> None:
         try:
@@ -88,7 +99,7 @@ class TokenProbe:
             if difference:
                 engine.tokenizer_note = f"the engine's /tokenize, because {path} differs: {difference}"
         for name in engine.facts.names:
-            denied = self._denied.setdefault(name, set())
+            denied = self._denied[name]
             if engine.tokens is TokenCheck.DIFFERS:
                 denied.add(engine.id)
             elif engine.tokens is TokenCheck.AGREES:

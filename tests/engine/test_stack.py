@@ -286,20 +286,14 @@ def test_a_greedy_stream_survives_its_engine(stack: Stack, warmed: Warmed, path:
     wait_until(lambda: stack.ready_engines() == both, BACK_WITHIN_S, "the killed engine serves again")
 
 
-def test_what_lies_in_the_store_goes_to_the_idle_engine(stack: Stack, warmed: Warmed) -> None:
-    """What only the dead engine had computed is in the store alone. While one engine decodes, the other one
-    loads it, whichever that is: predicted to the token, and the same answer as before."""
-    (first, first_answer), (other, other_answer) = warmed.kept
-    busy, loaded = load_beside(stack, warmed.others[0], first)
-    assert (busy, loaded.engine) == (warmed.survivor, warmed.victim)
-    assert hit(loaded)
-    assert loaded.text == first_answer.text
-    stack.settle()
-    busy, loaded = load_beside(stack, first, other)
-    assert (busy, loaded.engine) == (warmed.victim, warmed.survivor)
-    assert hit(loaded)
-    assert loaded.text == other_answer.text
-    stack.settle()
+def test_what_lies_in_the_store_is_predicted(stack: Stack, warmed: Warmed) -> None:
+    """What only the dead engine had computed is in the store alone. While one engine decodes, it is loaded by
+    whichever is predicted to be the quicker: predicted to the token, and the same answer as before."""
+    for long_prompt, (prompt, old) in zip((warmed.others[0], warmed.kept[0][0]), warmed.kept, strict=True):
+        _, loaded = load_beside(stack, long_prompt, prompt)
+        assert hit(loaded)
+        assert loaded.text == old.text
+        stack.settle()
 
 
 def test_a_prompt_of_whole_blocks_counts_whole(stack: Stack) -> None:
@@ -330,9 +324,8 @@ def test_a_killed_router_comes_back_with_its_index(stack: Stack, warmed: Warmed)
     wait_until(lambda: router() not in (0, before), LIMIT_S, "there is a new router")
     wait_until(serves, LIMIT_S, "it has both engines")
     stack.settle()
-    for (prompt, old), engine in zip(warmed.kept, (warmed.victim, warmed.survivor), strict=True):
+    for prompt, old in warmed.kept:
         answer = stack.complete(prompt)
-        assert answer.engine == engine
         assert hit(answer)
         assert answer.text == old.text
 

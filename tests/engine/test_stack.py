@@ -308,7 +308,8 @@ def test_a_prompt_of_whole_blocks_counts_whole(stack: Stack) -> None:
 
 def test_a_killed_router_comes_back_with_its_index(stack: Stack, warmed: Warmed) -> None:
     """SIGKILL ends the router. It is started again, and knows from the engines' replay what they hold: the
-    first requests go where their prefix is on the device, predicted to the token."""
+    first requests go where their prefix is on the device, predicted to the block: the last one may be in the
+    store alone, of which a new router knows nothing."""
 
     def router() -> int:
         return next(part["pid"] or 0 for part in stack.state()["parts"] if part["kind"] == "router")
@@ -326,7 +327,8 @@ def test_a_killed_router_comes_back_with_its_index(stack: Stack, warmed: Warmed)
     stack.settle()
     for prompt, old in warmed.kept:
         answer = stack.complete(prompt)
-        assert hit(answer)
+        assert answer.cached - BLOCK <= answer.predicted <= answer.cached
+        assert answer.predicted > 0.9 * answer.prompt_tokens
         assert answer.text == old.text
 
 

@@ -181,11 +181,12 @@ class Publisher:
 
     async def stop(self) -> None:
         """Close the sockets and remove their files; their addresses are free when it returns. Idempotent."""
-        if self._replaying is not None:
-            self._replaying.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._replaying
-            self._replaying = None
+        replaying, self._replaying = self._replaying, None
+        if replaying is not None:
+            replaying.cancel()
+            await asyncio.wait((replaying,))  # not `await`: its cancellation would be taken for the caller's
+            if not replaying.cancelled():
+                replaying.result()
         for opened in (self._pub, self._router):
             if opened is not None:
                 opened.close()

@@ -1,9 +1,15 @@
 """A guide as a program: its shell and Python blocks in order, and what it says that they print."""
 
+import os
 import re
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -32,6 +38,56 @@ def read_blocks(page: Path) -> list[Block]:
         elif language == "text" and follows and found:
             found[-1] = Block(found[-1].language, found[-1].code, body)
     return found
+
+
+@dataclass(frozen=True)
+class Following:
+    """How a guide is followed: `renamed` maps its ports to free ones, `replaced` its texts to what waits for
+    what a reader's eyes would wait for."""
+
+    renamed: Mapping[str, str]
+    replaced: Mapping[str, str]
+    limit_s: float
+
+
+def follow(page: Path, directory: Path, how: Following) -> int:
+    """Run all blocks of a guide in a directory; returns their number. AssertionError when one fails or prints
+    something else than the guide says."""
+    blocks = read_blocks(page)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANBAR_")}
+    env["PATH"] = f"{REPO / '.venv/bin'}:{env['PATH']}"
+    script = f"set -eo pipefail\n{shell_script(blocks, how.renamed, how.replaced)}"
+    with (directory / "output").open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=directory,
+            env=env,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(how.limit_s)
+        except subprocess.TimeoutExpired:
+            status = -1
+        finally:
+            # What a script that was cut short has left running; launchers take their engines with them.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+    text = (directory / "output").read_text()
+    printed = outputs(text)
+    assert status == 0, text
+    assert len(printed) == len(blocks)
+    wrong = [
+        (block.expected, printed[number])
+        for number, block in enumerate(blocks)
+        if not matches(block, printed[number], how.renamed)
+    ]
+    for expected, found in wrong:
+        print(f"expected:\n{expected}found:\n{found}")
+    assert wrong == []
+    return len(blocks)
 
 
 def shell_script(blocks: list[Block], renamed: Mapping[str, str], replaced: Mapping[str, str]) -> str:

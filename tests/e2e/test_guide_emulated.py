@@ -1,14 +1,10 @@
 """The guide «develop against a fleet without a GPU», followed to the letter in an empty directory."""
 
-import os
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.guide import matches, outputs, read_blocks, shell_script
-from tests.e2e.stack import REPO
+from tests.e2e.guide import REPO, Following, follow, matches, read_blocks
 from tests.ports import free_ports
 
 GUIDE = REPO / "docs/guides/develop-without-gpu.md"
@@ -22,53 +18,14 @@ def test_the_guide(tmp_path: Path) -> None:
     """Every shell and Python block runs without an error and prints what the guide says, in their order. The
     guide's ports are swapped for free ones, so that a stack that runs here is no obstacle; and it waits for
     what a reader's eyes would wait for, and longer, where the guide waits for a moment."""
-    blocks = read_blocks(GUIDE)
     ports = free_ports(9)
     renamed = {"8000": str(ports[0]), **{str(8100 + index): str(ports[1 + index]) for index in range(8)}}
-    env = {**os.environ, "PATH": f"{REPO / '.venv/bin'}:{os.environ['PATH']}"}
-    env = {name: value for name, value in env.items() if not name.startswith("ANBAR_")}
     patience = {
         "sleep 0.3": f"{SETTLE} http://127.0.0.1:{ports[0]}",
         "_timeout_s: 3": "_timeout_s: 6",
         "timeout 60": "timeout 200",
     }
-    script = f"set -eo pipefail\n{shell_script(blocks, renamed, patience)}"
-    with (tmp_path / "output").open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=tmp_path,
-            env=env,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            status = -1
-        finally:
-            _end(process.pid)
-            process.wait()
-    text = (tmp_path / "output").read_text()
-    printed = outputs(text)
-    assert status == 0, text
-    assert len(printed) == len(blocks) > 10
-    wrong = [
-        (block.expected, printed[number])
-        for number, block in enumerate(blocks)
-        if not matches(block, printed[number], renamed)
-    ]
-    for expected, found in wrong:
-        print(f"expected:\n{expected}found:\n{found}")
-    assert wrong == []
-
-
-def _end(session: int) -> None:
-    """End what a script that was cut short has left running: launchers take their engines with them."""
-    try:
-        os.killpg(session, signal.SIGTERM)
-    except ProcessLookupError:
-        return
+    assert follow(GUIDE, tmp_path, Following(renamed, patience, LIMIT_S)) > 10
 
 
 @pytest.mark.parametrize(

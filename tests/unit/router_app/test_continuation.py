@@ -55,29 +55,33 @@ async def tokenized(connection: Connection) -> bool:
     return True
 
 
-def then_dies(events: Sequence[bytes]) -> Script:
+def telling(events: Sequence[bytes], end: Script) -> Script:
+    """An engine that sends a stream's head and `events`, and ends as `end` does."""
+
     async def script(connection: Connection) -> None:
         if await tokenized(connection):
             return
         await connection.send(SSE)
         for event in events:
             await connection.send_chunk(event)
-        connection.writer.transport.abort()
+        await end(connection)
 
     return script
+
+
+def then_dies(events: Sequence[bytes]) -> Script:
+    async def die(connection: Connection) -> None:
+        connection.writer.transport.abort()
+
+    return telling(events, die)
 
 
 def goes_on(events: Sequence[bytes]) -> Script:
-    async def script(connection: Connection) -> None:
-        if await tokenized(connection):
-            return
-        await connection.send(SSE)
-        for event in events:
-            await connection.send_chunk(event)
+    async def end(connection: Connection) -> None:
         await connection.send_chunk(b"data: [DONE]\n\n")
         await connection.send(END)
 
-    return script
+    return telling(events, end)
 
 
 def request(**fields: Any) -> bytes:

@@ -162,7 +162,6 @@ class Result:
     itl_s: list[float] = field(default_factory=list)
     num_cached: int = 0
     num_prompt: int = 0
-    over_predicted: int = 0
     span_s: float = 0.0
 
     @property

@@ -72,10 +72,14 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         return self.shared
 
 
+NO_MATCH = PrefixMatch()
+"""Nothing would be reused."""
+
+
 class Prediction(msgspec.Struct, frozen=True):
     """What the router expects of its choice, to be compared with what the engine reports."""
 
-    match: PrefixMatch = PrefixMatch()
+    match: PrefixMatch = NO_MATCH
     wait_s: float = 0.0
     load_s: float = 0.0
     prefill_s: float = 0.0
@@ -83,6 +87,10 @@ class Prediction(msgspec.Struct, frozen=True):
     @property
     def ttft_s(self) -> float:
         return self.wait_s + self.load_s + self.prefill_s
+
+
+NO_PREDICTION = Prediction()
+"""Of an engine that nobody made one for."""
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -16,12 +16,10 @@ nothing, so the engine that has a prefix on its device comes before one that mus
 from collections.abc import Mapping, Sequence
 
 from anbar.core.events import Tier
-from anbar.core.fleet import EngineView, Prediction, PrefixMatch
+from anbar.core.fleet import NO_MATCH, EngineView, Prediction, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.adapters import adapter_wait_s
-
-NOTHING = PrefixMatch()
 
 OTHERS_WEIGHT = 0.3
 """A second by which the tokens of somebody's answer come late, over a second without a first token. At 1 the
@@ -47,7 +45,7 @@ def predict_all(
     query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
 ) -> dict[EngineId, Prediction]:
     """`predict` for each engine; one without an entry in `matches` holds nothing."""
-    return {engine.id: predict(query, engine, matches.get(engine.id, NOTHING)) for engine in engines}
+    return {engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH)) for engine in engines}
 
 
 def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:

@@ -1,6 +1,7 @@
 """What one engine's failure means: for the request, for the engine, and for who is asked next."""
 
 from collections.abc import Sequence
+from types import TracebackType
 
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor
@@ -11,7 +12,7 @@ from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError, UpstreamStalled, UpstreamTimeout
 from anbar.core.outcome import AttemptFailure
-from anbar.route.breaker import Signal
+from anbar.route.breaker import Breaker, Signal
 from anbar.route.retry_budget import RetryBudget
 
 MAX_EXECUTIONS = 2
@@ -81,6 +82,28 @@ def pause_asked(headers: Sequence[Header]) -> float | None:
     """Seconds of an answer's Retry-After; None without one, or when it is a date."""
     value = next((value for name, value in headers if name == b"retry-after"), b"")
     return float(value) if value.isdigit() else None
+
+
+class Trial:
+    """One try of an engine: its breaker is told how it went, by `signal` or by the error that ends it."""
+
+    __slots__ = ("_breaker", "_clock", "signal", "ticket")
+
+    def __init__(self, breaker: Breaker, clock: Clock) -> None:
+        self._breaker = breaker
+        self._clock = clock
+        self.signal = Signal.NOTHING
+
+    def __enter__(self) -> "Trial":
+        self.ticket = self._breaker.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, UpstreamError):
+            self.signal = signal_of(error)
+        self._breaker.end(self.ticket, self.signal, self._clock.now_s())
 
 
 class Walk:

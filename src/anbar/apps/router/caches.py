@@ -11,7 +11,7 @@ from anbar.adapters.vllm.reading import Reading
 from anbar.apps.router.engine import CacheSource, Engine, Fleet
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError
-from anbar.core.fleet import PrefixMatch
+from anbar.core.fleet import NO_MATCH, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route import PrefixIndex, Sight
@@ -20,8 +20,6 @@ from anbar.route.placements import Placement, Placements, joined
 MAX_AGE_S = 120.0
 """Engines evict after minutes, not seconds; the default of the approximate modes of Dynamo and
 vllm-router."""
-
-NOTHING = PrefixMatch()
 
 
 def imprecise(sight: Sight, engine: Engine) -> str:
@@ -99,7 +97,7 @@ class Caches:
             sent |= self.placements.match(query, others, now_s, self._max_age_s)
         for engine, placed in sent.items():
             believed = sources[engine] is not CacheSource.PLACEMENTS
-            found[engine] = joined(found.get(engine, NOTHING) if believed else NOTHING, placed)
+            found[engine] = joined(found.get(engine, NO_MATCH) if believed else NO_MATCH, placed)
         return Matched(found, told)
 
     def are_told(self, engines: Iterable[Engine]) -> bool:

@@ -18,13 +18,13 @@ def no_engine(error: NoEngine, headers: Sequence[Header]) -> Answer:
 
 def overloaded(seconds: float) -> RequestError:
     """429: too much waits already; `seconds` from now a request like this one would be taken on."""
-    return RequestError(
-        "Too many requests wait for their answers to begin. Try again later: Retry-After says when.",
-        status=429,
-        kind="rate_limit_exceeded",
-        code="overloaded",
-        retry_after_s=math.ceil(seconds),
-    )
+    text = "Too many requests wait for their answers to begin. Try again later: Retry-After says when."
+    return _later(text, "overloaded", seconds)
+
+
+def at_rest(seconds: float) -> RequestError:
+    """429: every engine that could serve has asked for a pause, and the first is over in `seconds`."""
+    return _later("Every engine that serves this model has asked for a pause.", "engines_busy", seconds)
 
 
 def upstream_failed(error: UpstreamError, headers: Sequence[Header]) -> Answer:
@@ -40,3 +40,8 @@ def internal(headers: Sequence[Header]) -> Answer:
     """500: a defect of the router. What happened is in its log, not in the answer."""
     shape = RequestError("The router failed.", status=500, kind="server_error", code="internal_error")
     return error_answer(shape, headers)
+
+
+def _later(text: str, code: str, seconds: float) -> RequestError:
+    kind, retry_after_s = "rate_limit_exceeded", max(1, math.ceil(seconds))
+    return RequestError(text, status=429, kind=kind, code=code, retry_after_s=retry_after_s)

@@ -32,11 +32,11 @@ from anbar.apps.router.attempt import (
     SIGNALS,
     Declined,
     Interrupted,
+    Trial,
     Walk,
     kind_of,
     kind_of_status,
     pause_asked,
-    signal_of,
 )
 from anbar.apps.router.caches import Caches, degraded
 from anbar.apps.router.continuation import Rest, is_continuable, rest_of
@@ -52,16 +52,13 @@ from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamError
-from anbar.core.fleet import Prediction, PrefixMatch, Route
+from anbar.core.fleet import NO_PREDICTION, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, RetryRefused
 from anbar.core.request import RouteQuery
 from anbar.route import Sight
 from anbar.route.breaker import Signal, Ticket
 from anbar.route.retry_budget import RetryBudget
-
-NOTHING_KNOWN = Prediction()
-"""Of an engine that the policy was not offered."""
 
 _ENGINES_FAULT = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
 """Failures after which an engine gets nothing until a probe succeeds."""
@@ -173,26 +170,20 @@ class Forwarder:
 
     async def _append(self, job: Job, engine: Engine, record: Record, rest: Rest, broken: Relay) -> None:
         record.num_attempts += 1
-        ticket, signal = engine.breaker.begin(), Signal.NOTHING
-        try:
-            with engine.load.hold(Plan(rest.num_tokens), self._clock) as share:
-                reply = await ask_for_rest(engine, job.head, rest.body, job.until_s - self._clock.now_s())
-                try:
-                    if reply.status != 200:
-                        raise Declined(engine, reply.status, AttemptFailure.UNAVAILABLE)
-                    share.first_byte()
-                    broken.error = None
-                    relay = Relay(job.exchange, self._clock, True, rest.splicer)
-                    relay.attach(reply)
-                    whole = await self._whole(job, relay)
-                finally:
-                    reply.close()
-            signal = Signal.OK if whole else relay.signal
-        except UpstreamError as error:
-            signal = signal_of(error)
-            raise
-        finally:
-            engine.breaker.end(ticket, signal, self._clock.now_s())
+        plan = Plan(rest.num_tokens)
+        with Trial(engine.breaker, self._clock) as trial, engine.load.hold(plan, self._clock) as share:
+            reply = await ask_for_rest(engine, job.head, rest.body, job.until_s - self._clock.now_s())
+            try:
+                if reply.status != 200:
+                    raise Declined(engine, reply.status, AttemptFailure.UNAVAILABLE)
+                share.first_byte()
+                broken.error = None
+                relay = Relay(job.exchange, self._clock, True, rest.splicer)
+                relay.attach(reply)
+                whole = await self._whole(job, relay)
+            finally:
+                reply.close()
+            trial.signal = Signal.OK if whole else relay.signal
         record.engine, record.continued = engine.id, True
         record.num_chunks += relay.num_chunks
         record.ended(Outcome.OK if whole else Outcome.BROKEN, 200)
@@ -207,20 +198,17 @@ class Forwarder:
 
     async def _try(self, job: Job, engine: Engine, record: Record, walk: Walk) -> None:
         """Ask one engine and carry its answer. Raises UpstreamError when the next one may be asked."""
-        ticket, signal = engine.breaker.begin(), Signal.NOTHING
         try:
-            signal = await self._ask(job, engine, record, walk, ticket)
+            with Trial(engine.breaker, self._clock) as trial:
+                trial.signal = await self._ask(job, engine, record, walk, trial.ticket)
         except UpstreamError as error:
-            signal = signal_of(error)
             if kind_of(error) in _ENGINES_FAULT and not isinstance(error, Interrupted | OutOfTime):
                 engine.health.connection_failed(str(error))
             raise
-        finally:
-            engine.breaker.end(ticket, signal, self._clock.now_s())
 
     async def _ask(self, job: Job, engine: Engine, record: Record, walk: Walk, ticket: Ticket) -> Signal:
         record.engine = engine.id
-        prediction = job.route.predictions.get(engine.id, NOTHING_KNOWN)
+        prediction = job.route.predictions.get(engine.id, NO_PREDICTION)
         num_predicted = prediction.match.total
         record.predicted_cached_tokens = num_predicted if job.query.token_ids else None
         record.predicted_ttft_s = prediction.ttft_s
@@ -267,7 +255,7 @@ class Forwarder:
 
     def _check_hints(self, engine: Engine, job: Job, record: Record) -> None:
         """A store's blocks are believed in until an engine that was to load them reports fewer."""
-        match = job.route.predictions.get(engine.id, NOTHING_KNOWN).match
+        match = job.route.predictions.get(engine.id, NO_PREDICTION).match
         reported = record.reported_cached_tokens
         if reported is not None and reported < match.total and match.shared > match.host:
             self._caches.index.refute_shared(engine.id, job.query, reported)

@@ -7,18 +7,16 @@ import msgspec
 from anbar.core.clock import Clock
 from anbar.core.cost import NO_WORK, PrefillWork
 from anbar.core.events import Tier
-from anbar.core.fleet import Prediction
+from anbar.core.fleet import NO_PREDICTION, Prediction
 from anbar.route.costs import Finished
 from anbar.route.waiting import PrefillQueue, QueuedPrompt
-
-_NOTHING_PREDICTED = Prediction()
 
 
 class Plan(msgspec.Struct, frozen=True):
     """One try of one request, as it was predicted."""
 
     num_tokens: int
-    prediction: Prediction = _NOTHING_PREDICTED
+    prediction: Prediction = NO_PREDICTION
     streams: bool = True
 
 

@@ -150,12 +150,16 @@ class Prompts:
             return _none("no_tokenizer")
         engine = min(ready, key=lambda engine: engine.load.num_in_flight)
         request = chat_request(api.body) if api.endpoint is Endpoint.CHAT else completion_request(api.body)
-        if not isinstance(request, dict):
-            return _tokens(request)
+        if isinstance(request, NotReproducible):
+            return _none(request.reason.value)
         try:
-            return _tokens(await _tokenize(engine, request))
+            if isinstance(request, list):
+                ids: list[int] | None = request
+            else:
+                ids = await ask_tokens(engine, request, REMOTE_TIMEOUT_S)
         except UpstreamError:
-            return _none("tokenize_failed")
+            ids = None
+        return Tokens(read_already(ids), "") if ids is not None else _none("tokenize_failed")
 
 
 def _is_tokens(prompt: object) -> bool:
@@ -163,9 +167,13 @@ def _is_tokens(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
-async def _tokenize(engine: Engine, request: Mapping[str, object]) -> list[int] | NotReproducible:
+async def ask_tokens(engine: Engine, request: Mapping[str, object], timeout_s: float) -> list[int] | None:
+    """What an engine's /tokenize says; None where it refuses this text, as one whose template knows no tools
+    does. Raises UpstreamError."""
     body = msgspec.json.encode(request)
-    reply = await fetch(engine.pool, "/tokenize", headers=engine.auth, body=body, timeout_s=REMOTE_TIMEOUT_S)
+    reply = await fetch(engine.pool, "/tokenize", headers=engine.auth, body=body, timeout_s=timeout_s)
+    if reply.status in (400, 422):
+        return None
     if reply.status != 200:
         raise UpstreamError(f"/tokenize answered {reply.status}")
     return token_ids(reply.body)
@@ -182,9 +190,3 @@ def _begin(
         return _none(found.reason.value)
     found.take(num_chars, longest)
     return Tokens(found, "")
-
-
-def _tokens(found: list[int] | NotReproducible) -> Tokens:
-    if isinstance(found, NotReproducible):
-        return _none(found.reason.value)
-    return Tokens(read_already(found), "")

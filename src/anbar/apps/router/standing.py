@@ -1,14 +1,13 @@
 """Which engines are asked now: ready by their probes, not drained, not at rest, trusted by their breakers."""
 
-import math
 from collections.abc import Sequence
 from enum import IntEnum
 
 from msgspec.structs import replace
 
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.failures import at_rest
 from anbar.core.clock import Clock
-from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
@@ -104,14 +103,3 @@ class Standing:
             until_s = min(engine.rest_until_s for engine in serving if engine.id in resting)
             raise at_rest(until_s - self._clock.now_s())
         return frozenset(held)
-
-
-def at_rest(seconds: float) -> RequestError:
-    """429: every engine that could serve has asked for a pause, and the first is over in `seconds`."""
-    return RequestError(
-        "Every engine that serves this model has asked for a pause.",
-        status=429,
-        kind="rate_limit_exceeded",
-        code="engines_busy",
-        retry_after_s=max(1, math.ceil(seconds)),
-    )

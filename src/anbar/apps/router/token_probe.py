@@ -9,13 +9,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Executor
 
-import msgspec
-
-from anbar.adapters.http.fetch import fetch
-from anbar.adapters.vllm.remote_tokens import chat_request, completion_request, token_ids
+from anbar.adapters.vllm.remote_tokens import chat_request, completion_request
 from anbar.adapters.vllm.tokens import Tokenizer
 from anbar.apps.router.engine import Engine, TokenCheck
-from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.prompts import Prompts, ask_tokens
 from anbar.apps.router.token_texts import chats, completions
 from anbar.core.errors import UpstreamError
 from anbar.core.ids import EngineId
@@ -120,7 +117,7 @@ class TokenProbe:
                 own = await asyncio.get_running_loop().run_in_executor(self._executor, compute, body)
                 asked = ask(body)
                 assert isinstance(asked, Mapping), "no text of ours is beyond /tokenize"
-                theirs = await _tokenize(engine, asked)
+                theirs = await ask_tokens(engine, asked, TIMEOUT_S)
                 if isinstance(own, list) and theirs is not None:
                     num_compared += 1
                     if own != theirs:
@@ -137,17 +134,6 @@ class TokenProbe:
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._emit(SupervisorCaught("token_probe", type(error).__name__))
-
-
-async def _tokenize(engine: Engine, request: Mapping[str, object]) -> list[int] | None:
-    """The engine's tokens; None where it refuses this text, as one whose template knows no tools does."""
-    body = msgspec.json.encode(request)
-    reply = await fetch(engine.pool, "/tokenize", headers=engine.auth, body=body, timeout_s=TIMEOUT_S)
-    if reply.status in (400, 422):
-        return None
-    if reply.status != 200:
-        raise UpstreamError(f"/tokenize answered {reply.status}")
-    return token_ids(reply.body)
 
 
 def _where(name: str, own: list[int], theirs: list[int]) -> str:

@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from anbar.core.fleet import EngineView, PrefixMatch, Route
+from anbar.core.fleet import NO_MATCH, EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
 from anbar.route.options import PolicyOptions
 from anbar.route.policies.ordered import in_order
-from anbar.route.predict import NOTHING, busyness
+from anbar.route.predict import busyness
 
 FLOOR = 4
 """Requests above the mean that are no imbalance yet, however few there are (SMG 1.13's floor)."""
@@ -46,7 +46,7 @@ class Prefix:
         least = max(1.0, self._min_match * query.num_tokens)
 
         def rank(engine: EngineView) -> tuple[int, int, int, float]:
-            matched = matches.get(engine.id, NOTHING).total
+            matched = matches.get(engine.id, NO_MATCH).total
             chosen_for = matched if matched >= least and engine.num_in_flight <= limit else 0
             return -chosen_for, *busyness(engine), self._rng.random()
 
@@ -67,11 +67,11 @@ def _reason(
     limit: float,
 ) -> str:
     best = order[0]
-    matched = matches.get(best.id, NOTHING).total
+    matched = matches.get(best.id, NO_MATCH).total
     load = f"{best.num_in_flight} in flight, overloaded above {limit:.1f}"
     if matched >= least and best.num_in_flight <= limit:
         return f"{best.id} was sent {matched} of these {query.num_tokens} tokens before ({load})"
-    longest = max(matches.get(engine.id, NOTHING).total for engine in order)
+    longest = max(matches.get(engine.id, NO_MATCH).total for engine in order)
     why = "is overloaded" if longest >= least else f"is less than the {least:.0f} that count"
     return (
         f"{best.id} is the least loaded of {len(order)} ({load}): the longest match, {longest} of "

@@ -45,9 +45,10 @@ def test_verdicts_name_the_rule() -> None:
     assert candidates(asked(), [FULL, FULL]) == [FULL, FULL]
 
 
-@pytest.mark.parametrize("name", ["predicted_ttft", "least_loaded"])
+@pytest.mark.parametrize("name", ["predicted_ttft", "least_loaded", "prefix", "session"])
 def test_loaded_comes_before_a_free_slot(name: str) -> None:
-    """Of equally busy engines the one that has the adapter is chosen, for it need not be brought."""
+    """Of equally busy engines the one that has the adapter is chosen, for it need not be brought. The request
+    names no session."""
     for seed in range(5):
         assert decide(name, [engine("a", "y"), engine("b", "x")], asked=asked(), seed=seed).target == "b"
 
@@ -59,3 +60,32 @@ def test_bringing_an_adapter_is_seconds_like_others() -> None:
     assert decide("predicted_ttft", views, asked=asked()).predictions[views[0].id].wait_s == LOAD_S
     assert decide("predicted_ttft", views, cached(a=90), asked=asked()).target == "a"
     assert decide("predicted_ttft", views, cached(a=10), asked=asked()).target == "b"
+
+
+def test_a_match_is_worth_more_than_a_loaded_adapter() -> None:
+    """`prefix`: the engine that was sent the prompt gets it; of two that were, the one with the adapter."""
+    views = [engine("a", "y"), engine("b", "x"), engine("c", "x")]
+    assert decide("prefix", views, cached(a=90), asked=asked()).target == "a"
+    for seed in range(5):
+        assert decide("prefix", views, cached(a=90, b=90), asked=asked(), seed=seed).target == "b"
+
+
+def test_a_session_moves_for_load_and_then_to_the_adapter() -> None:
+    """`session`: its engine keeps it, adapter or not. When that is full, the one with the adapter gets it
+    before one that the session's hash would prefer, unless it is full too."""
+    session = replace(asked(), session="ann")
+    names = "abcd"
+    order = decide("session", [engine(name) for name in names], asked=session)
+    home, second, third, fourth = (order.target, *order.fallbacks)
+
+    def moved(*adapter_at: str, **in_flight: int) -> str:
+        views = [
+            engine(name, "x" if name in adapter_at else "y", in_flight=in_flight.get(name, 0))
+            for name in names
+        ]
+        return decide("session", views, asked=session).target
+
+    assert moved(third) == home
+    assert moved(third, fourth, **{home: 9}) == third
+    assert moved(third, **{home: 9, third: 9}) == second
+    assert moved(**{home: 9}) == second

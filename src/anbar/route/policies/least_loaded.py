@@ -6,11 +6,9 @@ from random import Random
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
-from anbar.route.adapters import adapter_wait_s
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
-from anbar.route.policies.ordered import in_order
-from anbar.route.predict import busyness
+from anbar.route.policies.ordered import by_load, in_order
 
 
 class LeastLoaded:
@@ -28,12 +26,7 @@ class LeastLoaded:
     ) -> Route:
         """See `anbar.route.contract`."""
         able = sorted(candidates(query, engines), key=lambda engine: engine.id)
-
-        def rank(engine: EngineView) -> tuple[int, float, int, float]:
-            in_flight, queued = busyness(engine)
-            return in_flight, adapter_wait_s(query, engine), queued, self._rng.random()
-
-        order = sorted(able, key=rank)
+        order = sorted(able, key=lambda engine: by_load(query, engine, self._rng))
         best = order[0]
         reason = (
             f"{best.id} is the least loaded of {len(order)}: {best.num_in_flight} in flight, "

@@ -1,11 +1,20 @@
-"""A route from an order of engines."""
+"""A route from an order of engines, and the order that knows load alone."""
 
 from collections.abc import Mapping, Sequence
+from random import Random
 
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
-from anbar.route.predict import predict_all
+from anbar.route.adapters import adapter_wait_s
+from anbar.route.predict import busyness, predict_all
+
+
+def by_load(query: RouteQuery, engine: EngineView, rng: Random) -> tuple[int, float, int, float]:
+    """Orders engines: fewest requests in flight; then those that have the request's adapter, if it has one;
+    then fewest prompt tokens queued; then at random."""
+    in_flight, queued = busyness(engine)
+    return in_flight, adapter_wait_s(query, engine), queued, rng.random()
 
 
 def in_order(

@@ -10,8 +10,7 @@ from anbar.core.request import RouteQuery
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
 from anbar.route.options import PolicyOptions
-from anbar.route.policies.ordered import in_order
-from anbar.route.predict import busyness
+from anbar.route.policies.ordered import by_load, in_order
 
 FLOOR = 4
 """Requests above the mean that are no imbalance yet, however few there are (SMG 1.13's floor)."""
@@ -26,7 +25,8 @@ class Prefix:
     `n > prefix_spill_ratio * mean` for `n` requests in flight, the per-engine gate of SMG 1.13: two
     deviations of a Poisson variable are chance, more is imbalance. Unlike theirs, the match is of hashed
     blocks of tokens and not of text, and what is not matched goes to the least loaded engine and not to the
-    smallest tree.
+    smallest tree. Of engines with as long a match, or none, and as many requests in flight those come first
+    that have the request's adapter: bringing one takes less than computing what counts as a match.
     """
 
     name = "prefix"
@@ -45,10 +45,10 @@ class Prefix:
         limit = self._limit(able)
         least = max(1.0, self._min_match * query.num_tokens)
 
-        def rank(engine: EngineView) -> tuple[int, int, int, float]:
+        def rank(engine: EngineView) -> tuple[int, int, float, int, float]:
             matched = matches.get(engine.id, NO_MATCH).total
             chosen_for = matched if matched >= least and engine.num_in_flight <= limit else 0
-            return -chosen_for, *busyness(engine), self._rng.random()
+            return -chosen_for, *by_load(query, engine, self._rng)
 
         order = sorted(able, key=rank)
         return in_order(self.name, query, order, matches, _reason(query, order, matches, least, limit))

@@ -7,11 +7,11 @@ from random import Random
 from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
+from anbar.route.adapters import adapter_wait_s
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
 from anbar.route.options import PolicyOptions
-from anbar.route.policies.ordered import in_order
-from anbar.route.predict import busyness
+from anbar.route.policies.ordered import by_load, in_order
 from anbar.route.rendezvous import weight
 
 FLOOR = 4
@@ -26,6 +26,10 @@ class Session:
     Room: fewer in flight than `bound` times the mean with this request counted, rounded up (consistent
     hashing with bounded loads: Mirrokni, Thorup and Zadimoghaddam, 2016), but never fewer than `FLOOR`.
     With a bound of at least 1 some engine always has room.
+
+    A request with a LoRA adapter stays with its session's engine although another one has the adapter in a
+    slot: bringing it is a fraction of a second, the conversation's cache may be many. Once it has to move
+    anyway it moves to an engine that has the adapter, if one of those with room does.
     """
 
     name = "session"
@@ -41,12 +45,17 @@ class Session:
         """See `anbar.route.contract`."""
         able = sorted(candidates(query, engines), key=lambda engine: engine.id)
         if not query.session:
-            able.sort(key=lambda engine: (*busyness(engine), self._rng.random()))
+            able.sort(key=lambda engine: by_load(query, engine, self._rng))
             reason = f"{able[0].id} is the least loaded of {len(able)}; the request names no session"
             return in_order(self.name, query, able, matches, reason)
         wanted = sorted(able, key=lambda engine: -weight(query.session, engine.id))
         room = self._room(able)
-        order = sorted(wanted, key=lambda engine: engine.num_in_flight >= room)
+        home = wanted[0]
+
+        def rank(engine: EngineView) -> tuple[bool, bool, float]:
+            return engine.num_in_flight >= room, engine is not home, adapter_wait_s(query, engine)
+
+        order = sorted(wanted, key=rank)
         return in_order(self.name, query, order, matches, _reason(wanted, order, room))
 
     def _room(self, able: Sequence[EngineView]) -> int:
@@ -59,5 +68,7 @@ def _reason(wanted: Sequence[EngineView], order: Sequence[EngineView], room: int
     load = f"{chosen.num_in_flight} in flight, room for {room}"
     if place == 0:
         return f"{chosen.id} is the session's engine ({load})"
-    full = ", ".join(f"{engine.id} has {engine.num_in_flight}" for engine in wanted[:place])
-    return f"{chosen.id} is the session's next engine ({load}), since {full} in flight"
+    full = [engine for engine in wanted[:place] if engine.num_in_flight >= room]
+    told = ", ".join(f"{engine.id} has {engine.num_in_flight}" for engine in full)
+    adapter = " that has the adapter" if len(full) < place else ""
+    return f"{chosen.id} is the session's next engine{adapter} ({load}), since {told} in flight"

@@ -14,8 +14,10 @@ from anbar.apps.router.engine_admin import EngineAdmin
 from anbar.apps.router.readiness import ready_page
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId
 from anbar.core.outcome import EngineStateChanged, Event
 from anbar.route.breaker import Signal
+from anbar.route.targets import Target, Targets
 
 
 def engine(name: str, *models: str) -> Engine:
@@ -24,8 +26,10 @@ def engine(name: str, *models: str) -> Engine:
     return made
 
 
-def page(*engines: Engine, draining: bool = False) -> tuple[int, dict[str, Any]]:
-    answer = ready_page(Fleet(engines), draining)
+def page(
+    *engines: Engine, draining: bool = False, names: dict[str, list[Target]] | None = None
+) -> tuple[int, dict[str, Any]]:
+    answer = ready_page(Fleet(engines), Targets(names or {}), draining)
     return answer.status, json.loads(answer.body)
 
 
@@ -79,6 +83,46 @@ def test_draining_is_red() -> None:
     assert page(a, draining=True)[1]["reason"] == "draining"
     a.draining = True
     assert page(a)[1]["models"]["m"]["others"] == {"a": "draining"}
+
+
+def group(*engines: str) -> frozenset[EngineId]:
+    return frozenset(map(EngineId, engines))
+
+
+def test_an_alias_needs_an_engine_of_one_of_its_groups() -> None:
+    """A canary over two groups of one model: green while either has an engine; red, with each engine's
+    obstacle, when neither has, though a third engine serves the model itself."""
+    a, b, c = engine("a", "m"), engine("b", "m"), engine("c", "m")
+    names = {"chat": [Target("m", group("a")), Target("m", group("b"), 0.1)]}
+    status, found = page(a, b, c, names=names)
+    assert (status, found["names"]) == (200, {"chat": {"routable": ["a", "b"], "others": {}}})
+    a.draining = True
+    assert page(a, b, c, names=names)[0] == 200
+    b.health.connection_failed("gone")
+    status, found = page(a, b, c, names=names)
+    assert (status, found["reason"]) == (503, "no engine is ready for chat")
+    assert found["models"]["m"]["routable"] == ["c"]
+    assert found["names"]["chat"] == {"routable": [], "others": {"a": "draining", "b": "unhealthy: gone"}}
+
+
+def test_an_alias_is_promised_from_the_start() -> None:
+    """A name for a model that no engine has served yet is red, and says of whom it waits; so is one for a
+    model that the engines of its group do not serve. Any other engine is none of its business."""
+    never = engine("never")
+    names = {"chat": [Target("n")]}
+    never.facts = EngineFacts()
+    never.health.state, never.health.reason = EngineState.STARTING, "refused"
+    status, found = page(engine("a", "m"), never, names=names)
+    assert (status, found["reason"]) == (503, "no engine is ready for chat")
+    assert found["names"]["chat"] == {"routable": [], "others": {"never": "starting: refused"}}
+    found = page(engine("a", "m"), names={"chat": [Target("n", group("a"))]})[1]
+    assert found["names"]["chat"]["others"] == {"a": "does not serve n"}
+
+
+def test_an_engine_of_two_targets_counts_once() -> None:
+    """A name that stands for two models, one of which an engine serves: that is enough."""
+    status, found = page(engine("a", "m"), names={"chat": [Target("n", group("a")), Target("m", group("a"))]})
+    assert (status, found["names"]["chat"]) == (200, {"routable": ["a"], "others": {}})
 
 
 def call(admin: EngineAdmin, target: bytes, *headers: tuple[bytes, bytes], method: bytes = b"POST") -> Any:

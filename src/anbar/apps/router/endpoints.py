@@ -137,7 +137,8 @@ class Endpoints:
         return json_answer(200, {"status": "alive"})
 
     def _ready(self, exchange: Exchange) -> Answer:
-        return ready_page(self._parts.fleet, self._parts.state.life is Life.DRAINING)
+        parts = self._parts
+        return ready_page(parts.fleet, parts.naming.targets, parts.state.life is Life.DRAINING)
 
     def _metrics(self, exchange: Exchange) -> Answer:
         return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))

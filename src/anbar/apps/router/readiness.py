@@ -3,28 +3,33 @@
 Green only while every model that the fleet has served has an engine that may be given requests: healthy, not
 drained, and not shut out by its breaker. An engine that has never answered has named no model yet: it makes
 nobody wait. An engine that asked for a pause counts, since who asks meanwhile is told how long it takes.
+
+The names of `router.models` are promised by the configuration, so each of them needs such an engine from the
+start: one that serves what one of its targets stands for, in that target's group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from anbar.adapters.http.message import Answer, json_answer
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.core.fleet import EngineState
 from anbar.route.breaker import BreakerState
+from anbar.route.targets import Target, Targets
 
 
 class ModelState(TypedDict):
-    """One model: the engines that may serve it, and why the others may not."""
+    """One model or name: the engines that may serve it, and why the others may not."""
 
     routable: list[str]
     others: dict[str, str]
 
 
-def ready_page(fleet: Fleet, draining: bool) -> Answer:
-    """200 or 503, with the reason and the state of each model."""
-    models = model_states(fleet)
-    lacking = [name for name, state in models.items() if not state["routable"]]
+def ready_page(fleet: Fleet, targets: Targets, draining: bool) -> Answer:
+    """200 or 503, with the reason and the state of each model, and of each name that stands for others."""
+    models, names = model_states(fleet), name_states(fleet, targets)
+    states = [*models.items(), *names.items()]
+    lacking = sorted({name for name, state in states if not state["routable"]})
     engines = [engine.id for engine in fleet if not _obstacle(engine)]
     reason = ""
     if draining:
@@ -34,6 +39,8 @@ def ready_page(fleet: Fleet, draining: bool) -> Answer:
     elif lacking:
         reason = f"no engine is ready for {', '.join(lacking)}"
     page: dict[str, object] = {"ready": not reason, "reason": reason, "engines": engines, "models": models}
+    if names:
+        page["names"] = names
     if not models:
         page["others"] = {engine.id: _obstacle(engine) for engine in fleet}
     return json_answer(503 if reason else 200, page)
@@ -42,7 +49,7 @@ def ready_page(fleet: Fleet, draining: bool) -> Answer:
 def model_states(fleet: Fleet) -> Mapping[str, ModelState]:
     """Every model that an engine has served, but for engines that have left the configuration and only finish
     what they have."""
-    staying = [engine for engine in fleet if engine.health.state is not EngineState.DRAINING]
+    staying = _staying(fleet)
     names = sorted({name for engine in staying for name in engine.facts.names})
     models: dict[str, ModelState] = {name: {"routable": [], "others": {}} for name in names}
     for engine in staying:
@@ -53,6 +60,33 @@ def model_states(fleet: Fleet) -> Mapping[str, ModelState]:
             else:
                 models[name]["routable"].append(engine.id)
     return models
+
+
+def name_states(fleet: Fleet, targets: Targets) -> Mapping[str, ModelState]:
+    """Every name of `router.models`, with the engines of all its targets. An engine that one target may use
+    counts, whatever keeps it from another."""
+    states: dict[str, ModelState] = {}
+    for name in targets.names:
+        found = [pair for target in targets.of(name, "") for pair in _meant(target, _staying(fleet))]
+        routable = sorted({engine for engine, obstacle in found if not obstacle})
+        others = {engine: obstacle for engine, obstacle in found if engine not in routable}
+        states[name] = {"routable": routable, "others": others}
+    return states
+
+
+def _staying(fleet: Fleet) -> list[Engine]:
+    """Without those that have left the configuration."""
+    return [engine for engine in fleet if engine.health.state is not EngineState.DRAINING]
+
+
+def _meant(target: Target, engines: Sequence[Engine]) -> Iterator[tuple[str, str]]:
+    """The engines that a target is about, each with what keeps it from serving it, or ""."""
+    for engine in engines:
+        if target.engines and engine.id not in target.engines:
+            continue
+        serves = target.model in engine.facts.names
+        if serves or target.engines or not engine.facts.names:
+            yield engine.id, _obstacle(engine) or ("" if serves else f"does not serve {target.model}")
 
 
 def _obstacle(engine: Engine) -> str:

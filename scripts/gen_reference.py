@@ -39,6 +39,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("router.models.NAME[]", models.TargetConfig),
     ("router.session", models.SessionConfig),
     ("router.prefix", models.PrefixConfig),
+    ("router.self_check", models.SelfCheckConfig),
     ("router.record", models.RecordConfig),
     ("router.explain", models.ExplainConfig),
 )

@@ -23,6 +23,7 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     yield from _ports(config)
     yield from _cache(config)
     yield from _targets(config)
+    yield from _self_check(config)
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:
@@ -120,3 +121,14 @@ def _targets(config: AnbarConfig) -> Iterator[Problem]:
                 if engine not in known:
                     text = f"is {engine!r}, which is no engine's id; allowed: {', '.join(known)}"
                     yield Problem((*path, index, "engines", place), text)
+
+
+def _self_check(config: AnbarConfig) -> Iterator[Problem]:
+    check = config.router.self_check
+    path: KeyPath = ("router", "self_check")
+    for key in ("min_requests", "agree_requests"):
+        if getattr(check, key) > check.window:
+            yield Problem((*path, key), f"is {getattr(check, key)}; allowed: up to window ({check.window})")
+    if check.agree_absent > check.max_absent:
+        text = f"is {check.agree_absent}; allowed: up to max_absent ({check.max_absent})"
+        yield Problem((*path, "agree_absent"), text)

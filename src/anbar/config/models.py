@@ -278,6 +278,28 @@ class PrefixConfig(ConfigModel):
     """Seconds that what was sent to an engine is believed to be in its cache, where no events tell."""
 
 
+class SelfCheckConfig(ConfigModel):
+    """When the router stops believing what an engine's events have told of its cache, and when it begins to
+    again."""
+
+    window: Annotated[Int, Field(ge=1, le=10_000)] = 32
+    """Requests of an engine, the last ones that could be compared, that are judged together."""
+
+    min_requests: Annotated[Int, Field(ge=1, le=10_000)] = 8
+    """Fewer are not judged. At most `window`."""
+
+    max_absent: Share = 0.2
+    """Share of the tokens that events had told to be on the device but that the engine did not find, on
+    average over the window's requests, beyond which the index of this engine is not believed and built anew.
+    1: never."""
+
+    agree_requests: Annotated[Int, Field(ge=1, le=10_000)] = 16
+    """Requests that an index that was built anew must be right in before it is believed. At most `window`."""
+
+    agree_absent: Share = 0.05
+    """Share that may be absent in these, on average. At most `max_absent`."""
+
+
 class RecordConfig(ConfigModel):
     """The block log: for each recorded request its lengths, times and blocks by name, to plan caches with.
     No text and no tokens: blocks and sessions have keyed names (key: `<state_dir>/record.key`)."""
@@ -347,6 +369,9 @@ class RouterConfig(ConfigModel):
 
     prefix: PrefixConfig = Field(default_factory=PrefixConfig)
     """For `policy: prefix`."""
+
+    self_check: SelfCheckConfig = Field(default_factory=SelfCheckConfig)
+    """How the router judges its own predictions."""
 
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = 32 * 1024**2
     """Longest request body; more is refused with 413 before it is read."""

@@ -25,23 +25,6 @@ from enum import Enum
 
 from anbar.core.ids import EngineHash
 
-WINDOW = 32
-"""Requests that are looked at together: what a drift began with is forgotten soon, one odd request is
-little."""
-
-MIN_REQUESTS = 8
-"""Before so many a share says nothing."""
-
-AGREE_REQUESTS = 16
-"""Twice as many to be believed again as not to be: coming back wrongly costs another rebuild."""
-
-DRIFT_SHARE = 0.2
-"""Of what was told, absent on average. Requests and events that cross on the way are a few percent; a
-fifth is about where the engine that was sent to last is as good a guess."""
-
-AGREE_SHARE = 0.05
-"""Well below `DRIFT_SHARE`, so that an engine in between does not go back and forth."""
-
 MAX_PATIENCE = 65_536
 """Most requests between two rebuilds."""
 
@@ -70,9 +53,30 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DriftLimits:
-    """`share`: what is absent of what was told, on average, beyond which it is drift; 1: never."""
+    """When an index is not believed any more, and when it is again; `router.self_check` has the same keys."""
 
-    share: float = DRIFT_SHARE
+    window: int = 32
+    """Requests that are looked at together: what a drift began with is forgotten soon, one odd request is
+    little."""
+
+    min_requests: int = 8
+    """Before so many a share says nothing."""
+
+    max_absent: float = 0.2
+    """Of what was told, absent on average; more is drift. Requests and events that cross on the way are a few
+    percent; a fifth is about where the engine that was sent to last is as good a guess. 1: never."""
+
+    agree_requests: int = 16
+    """Twice as many to be believed again as not to be: coming back wrongly costs another rebuild."""
+
+    agree_absent: float = 0.05
+    """Well below `max_absent`, so that an engine in between does not go back and forth."""
+
+    def __post_init__(self) -> None:
+        if max(self.min_requests, self.agree_requests) > self.window:
+            raise ValueError("a window with fewer requests than are needed never decides anything")
+        if self.agree_absent > self.max_absent:
+            raise ValueError("an engine cannot agree and drift at once")
 
 
 class DriftCheck:
@@ -80,11 +84,24 @@ class DriftCheck:
 
     def __init__(self, limits: DriftLimits | None = None) -> None:
         self._limits = limits if limits is not None else DriftLimits()
-        self._shares: deque[float] = deque(maxlen=WINDOW)
+        self._shares: deque[float] = deque(maxlen=self._limits.window)
         self._num_compared = 0
         """Since the index was begun anew."""
-        self._patience = MIN_REQUESTS
+        self._patience = self._limits.min_requests
         self.trust = Trust.PRECISE
+
+    @property
+    def limits(self) -> DriftLimits:
+        """By which it judges; may be replaced at any time, and what was seen counts for the new ones too, as
+        far as their window reaches."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: DriftLimits) -> None:
+        if limits.min_requests != self._limits.min_requests:
+            self._patience = limits.min_requests
+        self._limits = limits
+        self._shares = deque(self._shares, maxlen=limits.window)
 
     @property
     def share(self) -> float:
@@ -117,14 +134,14 @@ class DriftCheck:
     def begin_anew(self) -> None:
         """The engine itself began anew, and the index with it: nothing is held against it."""
         self._begin(Trust.PRECISE)
-        self._patience = MIN_REQUESTS
+        self._patience = self._limits.min_requests
 
     def _judge(self) -> None:
-        num, share = len(self._shares), self.share
-        if share > self._limits.share and num >= MIN_REQUESTS and self._num_compared >= self._patience:
+        limits, num, share = self._limits, len(self._shares), self.share
+        if share > limits.max_absent and num >= limits.min_requests and self._num_compared >= self._patience:
             self._patience = min(4 * self._patience, MAX_PATIENCE)
             self._begin(Trust.REBUILDING)
-        elif self.trust is Trust.COMPARING and num >= AGREE_REQUESTS and share <= AGREE_SHARE:
+        elif self.trust is Trust.COMPARING and num >= limits.agree_requests and share <= limits.agree_absent:
             self.begin_anew()
 
     def _begin(self, trust: Trust) -> None:

@@ -120,3 +120,13 @@ def test_names_of_models_stand_for_something() -> None:
         "router.models.wrong[0].engines[1]": "is 'a-2', which is no engine's id; allowed: a-0, a-1",
         "router.models.none": "has no target with a weight above 0",
     }
+
+
+def test_self_check_limits_agree() -> None:
+    """More requests than the window holds, and agreement above drift, are named with what is allowed."""
+    check = {"window": 12, "min_requests": 13, "agree_absent": 0.3}
+    assert problems(router={"self_check": check}) == {
+        "router.self_check.min_requests": "is 13; allowed: up to window (12)",
+        "router.self_check.agree_requests": "is 16; allowed: up to window (12)",
+        "router.self_check.agree_absent": "is 0.3; allowed: up to max_absent (0.2)",
+    }

@@ -1,14 +1,12 @@
 """When an engine's index is no longer believed, and when it is again."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from anbar.core.ids import EngineHash
 from anbar.route.drift import (
-    AGREE_REQUESTS,
-    MIN_REQUESTS,
-    WINDOW,
     DriftCheck,
     DriftLimits,
     RecentChanges,
@@ -17,6 +15,7 @@ from anbar.route.drift import (
 )
 
 BLOCK = 16
+LIMITS = DriftLimits()
 RIGHT, WRONG = (160, 160), (160, 0)
 
 
@@ -44,15 +43,15 @@ def test_what_requests_say() -> None:
 
 def test_drift_and_back() -> None:
     """Wrong answers, a rebuild, right answers: precise, rebuilding, comparing, precise."""
-    check = checked(*[WRONG] * (MIN_REQUESTS - 1))
+    check = checked(*[WRONG] * (LIMITS.min_requests - 1))
     assert check.trust is Trust.PRECISE
     check.observe(*WRONG, BLOCK)
     assert check.trust is Trust.REBUILDING
-    for _ in range(WINDOW):
+    for _ in range(LIMITS.window):
         check.observe(*RIGHT, BLOCK)
     assert check.trust is Trust.REBUILDING, "what is compared meanwhile says nothing"
     check.rebuilt()
-    for _ in range(AGREE_REQUESTS - 1):
+    for _ in range(LIMITS.agree_requests - 1):
         check.observe(*RIGHT, BLOCK)
     assert check.trust is Trust.COMPARING
     check.observe(*RIGHT, BLOCK)
@@ -84,7 +83,7 @@ def test_rebuilds_grow_rarer() -> None:
 
 def test_a_share_of_one_turns_it_off() -> None:
     """Nothing is more than all."""
-    check = DriftCheck(DriftLimits(share=1.0))
+    check = DriftCheck(DriftLimits(max_absent=1.0))
     for _ in range(100):
         check.observe(*WRONG, BLOCK)
     assert check.trust is Trust.PRECISE
@@ -92,9 +91,38 @@ def test_a_share_of_one_turns_it_off() -> None:
 
 def test_an_engine_that_began_anew() -> None:
     """A new life of the engine is believed, whatever the old one did."""
-    check = checked(*[WRONG] * MIN_REQUESTS)
+    check = checked(*[WRONG] * LIMITS.min_requests)
     check.begin_anew()
     assert (check.trust, check.share) == (Trust.PRECISE, 0.0)
+
+
+def test_limits_that_change() -> None:
+    """What was seen is judged by new limits with the next request, as far as their window reaches."""
+    check = DriftCheck()
+    for at in range(32):
+        check.observe(*(WRONG if at % 10 == 0 else RIGHT), BLOCK)
+    assert check.trust is Trust.PRECISE, "an eighth is absent"
+    check.limits = DriftLimits(window=20, max_absent=0.05)
+    assert check.num_in_window == 20
+    check.observe(*RIGHT, BLOCK)
+    assert check.trust is Trust.REBUILDING
+    check.rebuilt()
+    check.limits = DriftLimits(window=4, min_requests=1, agree_requests=2)
+    check.observe(*RIGHT, BLOCK)
+    assert check.trust is Trust.COMPARING
+    check.observe(*RIGHT, BLOCK)
+    assert check.trust is Trust.PRECISE
+    check.observe(*WRONG, BLOCK)
+    assert check.trust is Trust.REBUILDING, "one request is enough"
+
+
+@pytest.mark.parametrize(
+    "limits", [{"min_requests": 33}, {"window": 15}, {"max_absent": 0.04}, {"agree_absent": 0.3}]
+)
+def test_limits_that_decide_nothing(limits: dict[str, float]) -> None:
+    """More requests than the window has, or agreement above drift."""
+    with pytest.raises(ValueError, match=r"window|at once"):
+        DriftLimits(**limits)  # type: ignore[arg-type]
 
 
 class Histories(RuleBasedStateMachine):

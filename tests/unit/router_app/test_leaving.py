@@ -24,7 +24,7 @@ from anbar.core.ids import RequestId
 from anbar.core.outcome import Outcome
 from anbar.core.request import RouteQuery
 from anbar.route import Placements
-from anbar.route.drift import MIN_REQUESTS, Trust
+from anbar.route.drift import DriftLimits, Trust
 
 
 @asynccontextmanager
@@ -65,13 +65,13 @@ async def test_suspicions_of_an_engine_that_has_left(monkeypatch: pytest.MonkeyP
     query = RouteQuery(RequestId("r"), "m", (*prompt(1), 0), 5)
     router.engine.kv = KvFollowing("ipc://nobody")  # without a stream to end it leaves at once
     check = SelfCheck(router.index, router.feed, router.events.append)
-    for _ in range(MIN_REQUESTS):
+    for _ in range(DriftLimits().min_requests):
         record = Record(request_id=RequestId("r"), endpoint="/", started_s=0.0)
         record.decided_s, record.reported_cached_tokens = 1.0, 0
         record.ended(Outcome.OK, 200)
         check.answered(router.engine, query, PrefixMatch(device=64), record)
     suspicions = tuple(check._tasks)
-    assert len(suspicions) == MIN_REQUESTS
+    assert len(suspicions) == DriftLimits().min_requests
     await router.feed.leave(router.engine)
     await asyncio.wait(suspicions)
     assert (router.engine.checks.over, router.engine.drift.trust) == (0, Trust.PRECISE)

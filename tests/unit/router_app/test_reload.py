@@ -21,6 +21,7 @@ from anbar.apps.router.reload import FileWatch, Source, changed_keys
 from anbar.config.load import leaf_values, load
 from anbar.config.models import AnbarConfig
 from anbar.core.fleet import EngineState
+from anbar.route.drift import DriftLimits
 
 BODY = b'{"model":"m","prompt":"x","max_tokens":1}'
 
@@ -166,6 +167,19 @@ async def test_a_policy_that_did_not_change_goes_on(site: Site) -> None:
         site.write({"a": engine.port}, policy="random", health_interval_s=0.04)
         await site.told(2)
         assert router.flow.parts.policy.name == "random"
+
+
+async def test_limits_of_the_self_check_are_live(site: Site) -> None:
+    """Stricter limits: the engine that is there is judged by them, and one that joins is too."""
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(scripted(Pages().script))
+        b = await stack.enter_async_context(scripted(Pages().script))
+        site.write({"a": a.port})
+        router = await stack.enter_async_context(site.running())
+        site.write({"a": a.port, "b": b.port}, self_check={"window": 16, "max_absent": 0.1})
+        await site.told(1)
+        wanted = DriftLimits(window=16, max_absent=0.1)
+        assert [router.fleet[name].drift.limits for name in ("a", "b")] == [wanted, wanted]
 
 
 async def test_a_bad_file_is_refused_and_the_old_one_goes_on(site: Site) -> None:

@@ -23,6 +23,7 @@ from anbar.apps.clock import SystemClock
 from anbar.apps.router.build import (
     attach,
     cache_setup,
+    drift_limits,
     idempotency,
     made_caches,
     policy_options,
@@ -199,6 +200,7 @@ class Router:
         self._monitor.interval_s = router.health_interval_s
         self._server.limits = server_limits(router)
         for engine in self.fleet:
+            engine.drift.limits = drift_limits(router)
             engine.pool.limits = upstream_limits(router)
             engine.pool.close()  # connections have the limits of the time when they were made
 

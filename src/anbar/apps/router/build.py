@@ -21,6 +21,7 @@ from anbar.core.ids import EngineId
 from anbar.core.outcome import BreakerChanged, Emit, EngineStateChanged
 from anbar.route import Placements, PolicyOptions, PrefixIndex, PromptChains, ResidencyLimits
 from anbar.route.breaker import Breaker, BreakerConfig
+from anbar.route.drift import DriftCheck, DriftLimits
 from anbar.route.retry_budget import RetryBudget, RetryConfig
 from anbar.route.targets import Target, Targets
 
@@ -50,6 +51,10 @@ def policy_options(router: RouterConfig) -> PolicyOptions:
         prefix_min_match=router.prefix.min_match,
         prefix_spill_ratio=router.prefix.spill_ratio,
     )
+
+
+def drift_limits(router: RouterConfig) -> DriftLimits:
+    return DriftLimits(**router.self_check.model_dump())
 
 
 def targets(router: RouterConfig) -> Targets:
@@ -111,6 +116,7 @@ def attach(
         health=Health(changed),
         costs=priors.costs(engine.cost_file, f"engines: {engine.name!r}: cost_file"),
         breaker=breaker(router, engine_id, emit),
+        drift=DriftCheck(drift_limits(router)),
     )
 
 

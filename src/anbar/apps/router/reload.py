@@ -27,6 +27,7 @@ LIVE = frozenset(
         "router.session",
         "router.prefix.min_match",
         "router.prefix.spill_ratio",
+        "router.self_check",
         "router.max_body_bytes",
         "router.connect_timeout_s",
         "router.first_byte_timeout_s",

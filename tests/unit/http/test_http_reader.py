@@ -1,6 +1,7 @@
 """The request reader without sockets: any cut of the bytes gives the same requests."""
 
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -119,3 +120,22 @@ def test_ignored_upgrade_changes_nothing_else(version: bytes, connection: bytes,
     assert (incoming.keep_alive, incoming.http_1_0) == (keep_alive, version == b"1.0")
     assert incoming.request(peer_is_local=False).body == b"ok"
     assert incoming.request(peer_is_local=False).header(b"upgrade") is None
+
+
+def test_a_body_of_tiny_chunks_takes_the_memory_of_its_bytes() -> None:
+    """200 KB in chunks of two bytes: held as 200 KB, not as 100,000 objects."""
+    num_chunks = 100_000
+    reader = RequestReader(ServerLimits())
+    reader.feed(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+    tracemalloc.start()
+    try:
+        for _ in range(num_chunks):
+            reader.feed(b"2\r\nab\r\n")
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 2 * 2 * num_chunks
+    reader.feed(b"0\r\n\r\n")
+    incoming = reader.pop()
+    assert incoming is not None
+    assert incoming.request(peer_is_local=False).body == b"ab" * num_chunks

@@ -176,13 +176,33 @@ async def test_unknown_length_is_chunked_for_1_1_and_closed_for_1_0() -> None:
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999999999999999999\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 1\r\n\r\na", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1, 1\r\n\r\na", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: +1\r\n\r\na", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1_0\r\n\r\n0123456789", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: \x0bchunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding : chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\nx\n0\n\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1;a\nb\r\nx\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: 1\r\n 2\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nhost: a\n\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\nx: 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\rx: 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: a\0b\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100001\r\n\r\n", 413),
         (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 414),
         (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 40_000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nhost: a\r\nexpect: coffee\r\n\r\n", 417),
     ],
-    ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else str(value),
+    ids=lambda value: repr(value[:80]) if isinstance(value, bytes) else str(value),
 )
 async def test_what_is_wrong_is_refused_and_closed(data: bytes, status: int) -> None:
     """Broken or oversized HTTP: one answer in OpenAI's error shape with its status, then the end."""
@@ -240,10 +260,13 @@ async def test_declared_50_mb_body_gets_413_which_the_client_can_read() -> None:
         (b"GET / HT", Phase.HEAD),
         (b"GET / HTTP/1.1\r\nhost: a\r\nx", Phase.HEAD),
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nx", Phase.BODY),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n", Phase.BODY),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5;a", Phase.BODY),
     ],
 )
 async def test_slow_request_is_given_up(beginning: bytes, phase: Phase) -> None:
-    """A request that stops in its line, its headers or its body gets 408 and the end."""
+    """A request that stops in its line, its headers or its body, also one of chunks without end, gets 408 and
+    the end."""
     limits = replace(LIMITS, header_timeout_s=10.0, body_timeout_s=20.0)
     async with serving(echo, limits) as (server, port):
         timers = manual(server)
@@ -264,6 +287,18 @@ async def test_connection_without_a_request_is_closed_silently() -> None:
         async with connected(port) as client:
             await only(server)
             timers.advance(LIMITS.header_timeout_s + 0.1)
+            assert await client.rest() == b""
+
+
+async def test_empty_lines_do_not_extend_the_time_of_a_connection() -> None:
+    """Line ends in place of a request, one after the other, keep a connection no longer than silence does."""
+    async with serving(echo) as (server, port):
+        timers = manual(server)
+        async with connected(port) as client:
+            connection = await only(server)
+            for _ in range(6):
+                connection.data_received(b"\r\n")
+                timers.advance(LIMITS.keep_alive_s / 6 + 0.001)
             assert await client.rest() == b""
 
 

@@ -100,4 +100,10 @@ class Route(msgspec.Struct, frozen=True):
     fallbacks: tuple[EngineId, ...]
     predictions: Mapping[EngineId, Prediction]
     policy: str
-    reason: str
+    why: object
+    """Says with `str` why; many a request asks for no words."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence for people."""
+        return str(self.why)

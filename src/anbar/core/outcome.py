@@ -69,7 +69,6 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     stream: bool = False
     traffic_class: TrafficClass = TrafficClass.DEFAULT
     policy: str = ""
-    reason: str = ""
     degraded: str = ""
     """Why routing was not precise; "" when it was."""
     num_attempts: int = 0

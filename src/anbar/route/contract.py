@@ -7,7 +7,8 @@ What makes a class here a Policy
   fallback, and no other; there is a prediction for each.
 - It serves also when there are no tokens and no matches, whatever its `sight`.
 - Equal inputs and an equal state of the random source give an equal decision.
-- `Route.reason` is one sentence that a person can read, with the numbers the choice was made from.
+- `Route.reason` is one sentence that a person can read, with the numbers the choice was made from. It is
+  kept for a while, so what it is made from holds no tokens.
 """
 
 from collections.abc import Mapping, Sequence

@@ -42,10 +42,15 @@ class Decision(msgspec.Struct, frozen=True):
     tokens_note: str
     """Why the prompt was not tokenized; "" when it was."""
     engines: Sequence[EngineView]
-    verdicts: Mapping[EngineId, Verdict]
+    verdicts: Mapping[EngineId, Verdict] | None
+    """None: all were able."""
     degraded: Mapping[EngineId, str]
     """By engine: why its cache could not be predicted precisely, or ""."""
     route: Route | None = None
+
+    def verdict(self, engine: EngineId) -> Verdict:
+        """What the filters said of one engine."""
+        return Verdict.ABLE if self.verdicts is None else self.verdicts[engine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ def note_decision(
     route: Route | None,
 ) -> Decision:
     """What is kept of a choice; `route` None: nothing could serve the request."""
+    all_able = route is not None and len(route.predictions) == len(engines) and query.lora is None
     return Decision(
         model=query.model,
         lora=query.lora,
@@ -85,7 +91,7 @@ def note_decision(
         is_estimate=not query.is_whole or not query.token_ids,
         tokens_note=tokens_note or ("" if query.token_ids else NOT_LOOKED_AT),
         engines=engines,
-        verdicts={engine.id: verdict(query, engine) for engine in engines},
+        verdicts=None if all_able else {engine.id: verdict(query, engine) for engine in engines},
         degraded=degraded,
         route=route,
     )
@@ -102,7 +108,7 @@ def candidates_of(decision: Decision) -> list[Candidate]:
 
 def _candidate(decision: Decision, engine: EngineView, place: int) -> Candidate:
     mode, reason = _mode(decision, engine)
-    found = decision.verdicts[engine.id]
+    found = decision.verdict(engine.id)
     prediction = decision.route.predictions.get(engine.id) if decision.route is not None else None
     if prediction is None:
         return Candidate(engine, found, mode, reason, place)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from anbar.core.fleet import PrefixMatch
+from anbar.core.fleet import NO_MATCH, PrefixMatch
 from anbar.core.ids import ChainHash, EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.chains import PromptChains
@@ -191,7 +191,7 @@ class Placements:
             known = self._engines.get(engine)
             if known is not None:
                 tokens = self._tokens(query, known, counts)
-                found[engine] = PrefixMatch(tokens, tokens, tokens, unproven=tokens)
+                found[engine] = PrefixMatch(tokens, tokens, tokens, unproven=tokens) if tokens else NO_MATCH
         return found
 
     def _tokens(self, query: RouteQuery, known: _Engine, counts: Callable[[Placement], bool]) -> int:

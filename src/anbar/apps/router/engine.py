@@ -158,24 +158,25 @@ class Engine:
 
     def view(self, now_s: float) -> EngineView:
         """The frozen value that policies see."""
-        load = self.load
-        load.queue.pass_time(now_s)
+        load, queue, costs, facts = self.load, self.load.queue, self.costs, self.facts
+        queue.pass_time(now_s)
+        has_adapters = bool(facts.adapters)
         return EngineView(
             id=self.id,
             state=self.state,
-            models=self.facts.names,
-            block_size=self.facts.block_size,
-            max_model_len=self.facts.max_model_len,
-            prefill=self.costs.prefill,
-            loads=self.costs.loads,
-            doubt=self.costs.doubt,
-            queued_prefill_tokens=load.queue.tokens,
-            queued_prefill_pairs=load.queue.pairs,
-            prefill_done_s=load.queue.done_s(now_s),
+            models=facts.names,
+            block_size=facts.block_size,
+            max_model_len=facts.max_model_len,
+            prefill=costs.prefill,
+            loads=costs.loads,
+            doubt=costs.doubt,
+            queued_prefill_tokens=queue.tokens,
+            queued_prefill_pairs=queue.pairs,
+            prefill_done_s=queue.done_s(now_s) if queue.tokens else 0.0,
             num_decoding=load.num_decoding,
             num_in_flight=load.num_in_flight,
-            adapters=self.adapters.loaded if self.facts.adapters else NO_ADAPTERS,
-            adapters_full=self.adapters.is_full,
+            adapters=self.adapters.loaded if has_adapters else NO_ADAPTERS,
+            adapters_full=has_adapters and self.adapters.is_full,
         )
 
     def unit_tokens(self) -> int:

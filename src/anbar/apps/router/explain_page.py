@@ -203,7 +203,8 @@ def _ms_or_none(seconds: float | None) -> float | None:
 
 
 def _why_none(decision: Decision) -> str:
-    verdicts = ", ".join(f"{engine}: {verdict.value}" for engine, verdict in decision.verdicts.items())
+    found = ((engine.id, decision.verdict(engine.id)) for engine in decision.engines)
+    verdicts = ", ".join(f"{engine}: {verdict.value}" for engine, verdict in found)
     return f"no engine could serve it ({verdicts})"
 
 

@@ -202,7 +202,7 @@ class Flow:
         record.num_prompt_tokens = query.num_tokens
         record.pending = parts.recorder.begin(query, serving[0])
         route, matched = self._decide(query, api, tokens.note, record)
-        record.policy, record.reason = route.policy, route.reason
+        record.policy = route.policy
         head = forwarded(exchange.request, record.request_id)
         explanation = parts.explain.headers(exchange.request, record)
         until_s = record.started_s + parts.total_timeout_s

@@ -51,15 +51,16 @@ class Standing:
         """The fleet as a policy may use it for a request to `model` on engines of `group` (empty: on all):
         RESTING are those that are ready and get nothing all the same. Raises RequestError (429) when all that
         could serve have asked for a pause."""
+        now_s = self._clock.now_s()
+        views = self._fleet.views(now_s)
+        if all(engine.breaker.admits and engine.rest_until_s <= now_s for engine in self._fleet):
+            return views
         serving = [
             engine
             for engine in self._fleet.serving(model)
             if engine.is_ready and (not group or engine.id in group)
         ]
         held = self._held_back(serving)
-        views = self._fleet.views(self._clock.now_s())
-        if not held:
-            return views
         return [replace(view, state=EngineState.RESTING) if view.id in held else view for view in views]
 
     def state(self, engine: Engine) -> EngineState:

@@ -31,5 +31,5 @@ def in_order(
         fallbacks=tuple(engine.id for engine in order[1:]),
         predictions=predict_all(query, order, matches),
         policy=policy,
-        reason=reason,
+        why=reason,
     )

@@ -1,6 +1,7 @@
 """The default: the engine on which the first token is predicted soonest, everybody's delay counted."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from random import Random
 
 import msgspec
@@ -30,6 +31,28 @@ class _Scored(msgspec.Struct, frozen=True):
     score_s: float
 
 
+class _Why(msgspec.Struct, frozen=True):
+    """A choice in words, which are made when they are asked for."""
+
+    num_tokens: int
+    order: Sequence[_Scored]
+
+    def __str__(self) -> str:
+        best = self.order[0]
+        text = f"{best.engine.id}: {_describe(self.num_tokens, best)}"
+        if len(self.order) == 1:
+            return f"{text}; it is the only engine that can serve the request"
+        second = self.order[1]
+        tied = _is_tied(second, min(self.order, key=_SCORE))
+        link = "as good, but no better placed and no less busy," if tied else "next best"
+        told = _describe(self.num_tokens, second)
+        return f"{text}; {link} of {len(self.order) - 1} other(s) is {second.engine.id}: {told}"
+
+
+_ID = attrgetter("id")
+_SCORE = attrgetter("score_s")
+
+
 class PredictedTtft:
     """Least `TTFT(w)` plus a share of the delay imposed on decodes running at `w` (`anbar.route.predict`).
 
@@ -48,18 +71,14 @@ class PredictedTtft:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        able = sorted(candidates(query, engines), key=_ID)
         predictions = predict_all(query, able, matches)
         scored = [_score(engine, predictions[engine.id]) for engine in able]
-        best = min(scored, key=lambda entry: entry.score_s)
-        order = sorted(scored, key=lambda entry: self._rank(entry, best))
-        return Route(
-            target=order[0].engine.id,
-            fallbacks=tuple(entry.engine.id for entry in order[1:]),
-            predictions=predictions,
-            policy=self.name,
-            reason=_reason(query, order),
-        )
+        if len(scored) > 1:
+            best = min(scored, key=_SCORE)
+            scored.sort(key=lambda entry: self._rank(entry, best))
+        ids = [entry.engine.id for entry in scored]
+        return Route(ids[0], tuple(ids[1:]), predictions, self.name, _Why(query.num_tokens, scored))
 
     def _rank(self, entry: _Scored, best: _Scored) -> tuple[float, int, int, int, float]:
         score_s = 0.0 if _is_tied(entry, best) else entry.score_s
@@ -75,18 +94,7 @@ def _score(engine: EngineView, prediction: Prediction) -> _Scored:
     return _Scored(engine, prediction, score_s(engine, prediction))
 
 
-def _reason(query: RouteQuery, order: Sequence[_Scored]) -> str:
-    best = order[0]
-    text = f"{best.engine.id}: {_describe(query, best)}"
-    if len(order) == 1:
-        return f"{text}; it is the only engine that can serve the request"
-    second = order[1]
-    tied = _is_tied(second, min(order, key=lambda entry: entry.score_s))
-    link = "as good, but no better placed and no less busy," if tied else "next best"
-    return f"{text}; {link} of {len(order) - 1} other(s) is {second.engine.id}: {_describe(query, second)}"
-
-
-def _describe(query: RouteQuery, entry: _Scored) -> str:
+def _describe(num_tokens: int, entry: _Scored) -> str:
     match, cost = entry.prediction.match, entry.prediction
     tiers = (
         f"{match.device} on the device, {match.host - match.device} in host memory, "
@@ -96,6 +104,6 @@ def _describe(query: RouteQuery, entry: _Scored) -> str:
     others = f", delaying {num_decoding} answer(s) by {imposed_delay_s(entry.engine, cost):.3f} s in all"
     return (
         f"first token in {cost.ttft_s:.3f} s (wait {cost.wait_s:.3f}, load {cost.load_s:.3f}, "
-        f"prefill {cost.prefill_s:.3f}) with {match.total} of {query.num_tokens} tokens cached ({tiers}), "
+        f"prefill {cost.prefill_s:.3f}) with {match.total} of {num_tokens} tokens cached ({tiers}), "
         f"{entry.engine.num_in_flight} in flight{others if num_decoding else ''}"
     )

@@ -27,6 +27,7 @@ from anbar.adapters.vllm.chat_messages import (
 from anbar.adapters.vllm.chat_template import ContentFormat, content_format
 from anbar.adapters.vllm.encoder import Describing, Encoder, exact_encoder
 from anbar.adapters.vllm.reading import Reading, read_already
+from anbar.adapters.vllm.tokenizer_files import tokenizer_folder
 from anbar.core.errors import ConfigError
 from anbar.core.request import MAX_CHARS_PER_TOKEN
 
@@ -350,12 +351,11 @@ def load_tokenizer(path: str | Path, options: TokenizerOptions | None = None) ->
     # transformers takes a second to import, and not every router needs it. It would warn that there is no
     # torch, which is meant.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     try:
         # The directory itself, also for a hub name: files beside the tokenizer's say how chats are rendered.
-        folder = path if Path(path).is_dir() else snapshot_download(str(path), local_files_only=True)
+        folder = tokenizer_folder(path)
         hf = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False, truncation_side="left"
         )
@@ -364,6 +364,6 @@ def load_tokenizer(path: str | Path, options: TokenizerOptions | None = None) ->
     return Tokenizer(
         cast("HfTokenizer", hf),
         options or TokenizerOptions(),
-        own_renderer=_own_renderer(Path(folder)),
-        processor_template=_processor_template(Path(folder)),
+        own_renderer=_own_renderer(folder),
+        processor_template=_processor_template(folder),
     )

@@ -19,11 +19,12 @@ from anbar.adapters.vllm.probe import (
     parse_models,
     parse_version,
 )
-from anbar.adapters.vllm.tokens import Tokenizer, TokenizerOptions, load_tokenizer
+from anbar.adapters.vllm.tokens import Tokenizer
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, EngineFacts, TokenCheck, UsageOption, facts_of
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.token_probe import TokenProbe
+from anbar.apps.router.tokenizers import Tokenizers
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, UpstreamTimeout, UpstreamUnreachable, WireError
 from anbar.core.fleet import EngineState
@@ -89,8 +90,9 @@ class Monitor:
         self.interval_s = parts.interval_s
         """Seconds between two looks at an engine; may be changed at any time."""
         self._tasks: dict[Engine, asyncio.Task[None]] = {}
-        self._loading = asyncio.Lock()
-        self._tokenizers: dict[tuple[str, int], Tokenizer] = {}
+        self._tokenizers = Tokenizers(parts.executor)
+        self._given: dict[Engine, Tokenizer] = {}
+        """The tokenizer that each engine was compared with last."""
 
     def watch(self, engine: Engine, attached: AttachedEngine) -> None:
         """Begin to watch an engine, in a task of the running loop."""
@@ -102,6 +104,7 @@ class Monitor:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._given.pop(engine, None)
         self._parts.probe.leave(engine)
 
     async def stop(self) -> None:
@@ -146,7 +149,7 @@ class Monitor:
             engine.adapters.forget()
             engine.costs.forget()
             await self._admit(engine, attached)
-        elif before.names != engine.facts.names:
+        elif before.names != engine.facts.names or await self._has_new_tokenizer(engine, attached):
             await self._tokenizer(engine, attached)
         if engine.facts.adapters:
             engine.adapters.told = parse_adapters(await _page(engine, "/metrics"))
@@ -189,28 +192,28 @@ class Monitor:
             engine.tokenizer_note = "the engine's /tokenize: its model is not on this machine"
             return
         try:
-            tokenizer = await self._load(path, engine.facts.max_model_len)
+            tokenizer = await self._tokenizers.load(path, engine.facts.max_model_len)
         except ConfigError as error:
             self._remote(engine)
             engine.tokenizer_note = f"the engine's /tokenize: {error}"
             return
+        self._given[engine] = tokenizer
         await self._parts.probe.adopt(engine, tokenizer, path)
+
+    async def _has_new_tokenizer(self, engine: Engine, attached: AttachedEngine) -> bool:
+        """Whether its tokenizer is to be compared again: the files were loaded anew for another engine that
+        has them, or they have changed since this one was found to compute other tokens than they say."""
+        path = attached.tokenizer or _local(engine.facts.root)
+        if path is None:
+            return False
+        if engine.tokens in (TokenCheck.DIFFERS, TokenCheck.REMOTE):
+            return await self._tokenizers.has_changed(path, engine.facts.max_model_len)
+        return not self._tokenizers.is_current(self._given[engine])
 
     def _remote(self, engine: Engine) -> None:
         engine.tokens = TokenCheck.REMOTE
+        self._given.pop(engine, None)
         self._parts.probe.leave(engine)
-
-    async def _load(self, path: str, max_model_len: int) -> Tokenizer:
-        """A tokenizer, loaded once for all engines that have it; one at a time, because the library behind it
-        cannot be imported by two threads at once."""
-        key = path, max_model_len
-        async with self._loading:
-            if key not in self._tokenizers:
-                options = TokenizerOptions(max_model_len=max_model_len or None)
-                loop = asyncio.get_running_loop()
-                loading = loop.run_in_executor(self._parts.executor, load_tokenizer, path, options)
-                self._tokenizers[key] = await loading
-            return self._tokenizers[key]
 
 
 class _Refused(Exception):

@@ -62,7 +62,9 @@ def test_ids_are_vllms(rendered: list[list[int] | None], smollm2: Path) -> None:
     wrong: list[str] = []
     for case, expected in zip(CASES, rendered, strict=True):
         key = json.dumps(case["server"], sort_keys=True)
-        tokenizer = made.setdefault(key, tokenizer_of(smollm2, case["server"]))
+        if key not in made:
+            made[key] = tokenizer_of(smollm2, case["server"])
+        tokenizer = made[key]
         found = tokenizer.chat(case["body"]) if case["chat"] else tokenizer.completion(case["body"])
         if isinstance(found, NotReproducible):
             if expected is not None or found.reason not in REFUSED:

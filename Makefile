@@ -13,7 +13,7 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up demo test test-engine check unit integration e2e bench clean distclean install install-router install-engine model
+.PHONY: help up demo test test-engine check unit integration fuzz e2e bench clean distclean install install-router install-engine model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
@@ -47,6 +47,9 @@ unit: install-router ## unit tests
 integration: install-router ## router and stack against emulated engines
 	@echo "== integration tests, about two minutes"
 	@$(PYTEST) tests/integration -n $(JOBS) --dist worksteal
+
+fuzz: install-router ## 10,000 random requests, and 1,000 of every call of the OpenAPI document
+	@ANBAR_FUZZ_REQUESTS=10000 ANBAR_FUZZ_EXAMPLES=1000 $(PYTEST) tests/integration/test_fuzz.py tests/integration/test_openapi.py -n 2 --timeout 7200
 
 e2e: install model ## the main job on real vLLM
 	@echo "== end-to-end tests on real vLLM, minutes"

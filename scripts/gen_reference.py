@@ -1,5 +1,5 @@
-"""Writes docs/reference/{admin-api,cli,configuration,emulator,metrics}.md from the code; with --check: are
-they current?"""
+"""Writes docs/reference/{admin-api,cli,configuration,emulator,metrics}.md and openapi.json from the code;
+with --check: are they current?"""
 
 import argparse
 import inspect
@@ -21,6 +21,7 @@ from anbar.apps.emulator import faults, flags
 from anbar.apps.emulator.admin import Admin
 from anbar.apps.emulator.environment import VARIABLES
 from anbar.apps.model import MODELS_VARIABLE
+from anbar.apps.router.openapi import document
 from anbar.config import models
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -223,6 +224,7 @@ def main(check: bool) -> int:
         "configuration.md": configuration(),
         "emulator.md": emulator(),
         "metrics.md": metrics(),
+        "openapi.json": json.dumps(document(), indent=1) + "\n",
     }
     for name, text in pages.items():
         path = PAGES / name

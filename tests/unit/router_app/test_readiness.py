@@ -150,7 +150,6 @@ def test_drain_and_undrain_are_told_once() -> None:
         (b"POST", b"/admin/engines/a/burn", (), 404),
         (b"POST", b"/admin/engines/a/drain/x", (), 404),
         (b"POST", b"/admin/engines/", (), 404),
-        (b"GET", b"/admin/engines/a/drain", (), 405),
         (b"POST", b"/admin/engines/a/drain", ((b"origin", b"http://localhost:1"),), 403),
         (b"POST", b"/admin/engines/a/drain", ((b"host", b"evil.example"),), 403),
     ],
@@ -158,9 +157,19 @@ def test_drain_and_undrain_are_told_once() -> None:
 def test_refusals(
     method: bytes, target: bytes, headers: tuple[tuple[bytes, bytes], ...], status: int
 ) -> None:
-    """Unknown engines and calls, GET, web pages and strangers change nothing."""
+    """Unknown engines and calls, web pages and strangers change nothing."""
     a = engine("a", "m")
     with pytest.raises(RequestError) as caught:
         call(EngineAdmin(Fleet([a]), lambda event: None), target, *headers, method=method)
     assert caught.value.status == status
+    assert not a.draining
+
+
+def test_a_wrong_method_is_told_the_right_one() -> None:
+    """GET drains nobody: 405, with `Allow`."""
+    a = engine("a", "m")
+    request = Request(b"GET", b"/admin/engines/a/drain", (), b"", peer_is_local=True)
+    answer = EngineAdmin(Fleet([a]), lambda event: None).answer(request)
+    assert answer.status == 405
+    assert (b"allow", b"POST") in answer.headers
     assert not a.draining

@@ -14,7 +14,7 @@ from anbar.core.errors import RequestError
 
 MAX_COUNT = 2**31 - 1
 _INT64 = (-(2**63), 2**63 - 1)
-_UNTYPED_PARTS = frozenset(
+UNTYPED_PARTS = frozenset(
     (
         "image_url",
         "image_pil",
@@ -119,7 +119,7 @@ def _is_part(part: object) -> bool:
     if not isinstance(part, dict):
         return False
     kind = part.get("type")
-    return isinstance(kind, str) or (kind is None and not _UNTYPED_PARTS.isdisjoint(part))
+    return isinstance(kind, str) or (kind is None and not UNTYPED_PARTS.isdisjoint(part))
 
 
 def judge_prompt(prompt: object) -> None:

@@ -6,7 +6,7 @@ from enum import Enum
 from urllib.parse import unquote_to_bytes
 
 from anbar import __version__
-from anbar.adapters.http.message import Answer, error_answer, json_answer
+from anbar.adapters.http.message import JSON_TYPE, Answer, error_answer, json_answer
 from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.admin_calls import ADMIN_CALLS
@@ -20,6 +20,7 @@ from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.local import must_be_local
 from anbar.apps.router.naming import Naming
+from anbar.apps.router.openapi import rendered
 from anbar.apps.router.readiness import ready_page
 from anbar.apps.router.reload import ReloadState
 from anbar.core.errors import RequestError
@@ -79,6 +80,7 @@ class Endpoints:
             b"/admin/explain": parts.explain.last,
             b"/admin/config": self._config,
             b"/version": self._version,
+            b"/openapi.json": self._openapi,
         }
 
     def handle(self, exchange: Exchange) -> None:
@@ -160,6 +162,9 @@ class Endpoints:
 
     def _version(self, exchange: Exchange) -> Answer:
         return json_answer(200, {"version": __version__})
+
+    def _openapi(self, exchange: Exchange) -> Answer:
+        return Answer(200, rendered(), (JSON_TYPE,))
 
 
 def _describe(engine: Engine) -> dict[str, object]:

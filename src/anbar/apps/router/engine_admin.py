@@ -2,7 +2,7 @@
 
 from urllib.parse import unquote_to_bytes
 
-from anbar.adapters.http.message import Answer, Request, json_answer
+from anbar.adapters.http.message import Answer, Request, error_answer, json_answer
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.local import must_be_local
 from anbar.core.errors import RequestError
@@ -38,7 +38,8 @@ class EngineAdmin:
         if verb not in _VERBS:
             raise RequestError("There is no such call: drain and undrain are.", status=404, code="not_found")
         if request.method != b"POST":
-            raise RequestError("Only POST is allowed here.", status=405, code="method_not_allowed")
+            wrong = RequestError("Only POST is allowed here.", status=405, code="method_not_allowed")
+            return error_answer(wrong, ((b"allow", b"POST"),))
         engine = self._find(unquote_to_bytes(name).decode("utf-8", "replace"))
         set_draining(engine, _VERBS[verb], self._emit, "by an admin call")
         return json_answer(

@@ -9,7 +9,7 @@ start: one that serves what one of its targets stands for, in that target's grou
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from anbar.adapters.http.message import Answer, json_answer
 from anbar.apps.router.engine import Engine, Fleet
@@ -25,12 +25,25 @@ class ModelState(TypedDict):
     others: dict[str, str]
 
 
+class ReadyPage(TypedDict):
+    """What is answered."""
+
+    ready: bool
+    reason: str
+    engines: list[str]
+    models: dict[str, ModelState]
+    names: NotRequired[Mapping[str, ModelState]]
+    """Of `router.models`."""
+    others: NotRequired[dict[str, str]]
+    """While no model is known: why each engine is not ready."""
+
+
 def ready_page(fleet: Fleet, targets: Targets, draining: bool) -> Answer:
     """200 or 503, with the reason and the state of each model, and of each name that stands for others."""
     models, names = model_states(fleet), name_states(fleet, targets)
     states = [*models.items(), *names.items()]
     lacking = sorted({name for name, state in states if not state["routable"]})
-    engines = [engine.id for engine in fleet if not _obstacle(engine)]
+    engines: list[str] = [engine.id for engine in fleet if not _obstacle(engine)]
     reason = ""
     if draining:
         reason = "draining"
@@ -38,7 +51,7 @@ def ready_page(fleet: Fleet, targets: Targets, draining: bool) -> Answer:
         reason = "no engine is ready"
     elif lacking:
         reason = f"no engine is ready for {', '.join(lacking)}"
-    page: dict[str, object] = {"ready": not reason, "reason": reason, "engines": engines, "models": models}
+    page: ReadyPage = {"ready": not reason, "reason": reason, "engines": engines, "models": models}
     if names:
         page["names"] = names
     if not models:
@@ -46,7 +59,7 @@ def ready_page(fleet: Fleet, targets: Targets, draining: bool) -> Answer:
     return json_answer(503 if reason else 200, page)
 
 
-def model_states(fleet: Fleet) -> Mapping[str, ModelState]:
+def model_states(fleet: Fleet) -> dict[str, ModelState]:
     """Every model that an engine has served, but for engines that have left the configuration and only finish
     what they have."""
     staying = _staying(fleet)

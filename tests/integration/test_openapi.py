@@ -1,0 +1,66 @@
+"""The router beside what it says of itself: schemathesis asks for what the OpenAPI document allows, and for
+what it does not. `ANBAR_FUZZ_EXAMPLES` says how often each call is made at random, 20 times by default, and
+the values at the edges of what is allowed come on top."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.stack import MODEL, Stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUM_EXAMPLES = int(os.environ.get("ANBAR_FUZZ_EXAMPLES", "20"))
+LIMIT_S = 240 + 5 * NUM_EXAMPLES
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+"""That what is allowed is accepted is none of them: values that are right each may not be right together."""
+
+
+async def document(stack: Stack) -> dict[str, Any]:
+    """As the router gives it, with the model that it has, and without fields that it refuses: else little of
+    what is allowed would come further."""
+    content = (await stack.get("/openapi.json")).json
+    for name in ("Chat", "Completion"):
+        fields = content["components"]["schemas"][name]["properties"]
+        fields["model"]["enum"] = [MODEL]
+        for refused in ("cache_salt", "kv_transfer_params", "ec_transfer_params"):
+            fields[refused] = {"type": "null"}
+    return content
+
+
+async def test_the_router_does_what_its_document_says(stack: Stack, tmp_path: Path) -> None:
+    """Every call with good and bad parameters, headers and bodies: no 5xx, bad ones are refused, and
+    statuses, types and pages are those of the document. No engine is blamed."""
+    path = tmp_path / "openapi.json"
+    path.write_text(json.dumps(await document(stack)))
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", str(path), "--url", stack.url, "--no-color"),
+        *("--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing", "--continue-on-failure"),
+        *("--max-examples", str(NUM_EXAMPLES), "--generation-deterministic"),
+        *("--suppress-health-check", "all", "--request-timeout", "100"),
+    ]
+    asked = await asyncio.create_subprocess_exec(
+        *command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(asked.communicate(), LIMIT_S)
+    finally:
+        if asked.returncode is None:
+            asked.kill()
+            await asked.wait()
+    assert asked.returncode == 0, output.decode()
+    described = (await stack.described()).values()
+    assert {(engine["state"], engine["breaker"]) for engine in described} == {("ready", "closed")}

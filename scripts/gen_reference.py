@@ -23,6 +23,7 @@ from anbar.apps.emulator.environment import VARIABLES
 from anbar.apps.model import MODELS_VARIABLE
 from anbar.apps.router.openapi import document
 from anbar.config import models
+from anbar.config.discover import DiscoverConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
@@ -34,6 +35,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The file", models.AnbarConfig),
     ("engines[]", models.EngineConfig),
     ("engines[].launch", models.LaunchConfig),
+    ("engines[].discover", DiscoverConfig),
     ("cache", models.CacheConfig),
     ("cache.store", models.StoreConfig),
     ("router", models.RouterConfig),

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from anbar.apps.router import endpoints, explain_page, reload
+from anbar.apps.router import discovery_page, endpoints, explain_page, reload
 from anbar.apps.router.admin_calls import ADMIN_CALLS
 from anbar.cli.main import app
 
@@ -137,6 +137,9 @@ def admin_api() -> str:
     ):
         parts += _struct(title, explain_page, name)
     parts += _struct("GET /admin/config", reload, "ReloadState")
+    parts += _struct("GET /admin/discovery", discovery_page, "DiscoveryPage")
+    parts += _struct("entries[]", discovery_page, "EntryPage")
+    parts += _struct("entries[].engines[]", discovery_page, "HeldPage")
     return "\n".join(parts) + "\n"
 
 

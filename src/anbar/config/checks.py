@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from anbar.config.discover import DiscoverConfig, Records
 from anbar.config.managed import EMULATED_ARGS, MANAGED_ARGS, MANAGED_ENV, managed_flag
 from anbar.config.models import AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import KeyPath, Problem
@@ -28,22 +29,34 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
 
 def engine_ids(engine: EngineConfig) -> list[str]:
     """The ids of the engines that one entry stands for: `<name>-0`, … when launched, `<name>` when attached
-    or standing in for an attached one."""
+    or standing in for an attached one. For engines that are found it is their name as a group."""
     launch = engine.launch
-    if launch is None or (engine.url is not None and launch.device is Device.EMULATED):
+    attached = engine.url is not None or engine.discover is not None
+    if launch is None or (attached and launch.device is Device.EMULATED):
         return [engine.name]
     return [f"{engine.name}-{index}" for index in range(launch.count)]
 
 
 def _engine(engine: EngineConfig, path: KeyPath) -> Iterator[Problem]:
-    if engine.launch is None and engine.url is None:
-        yield Problem(path, "needs `launch` (start an engine here) or `url` (one that runs already)")
-    if engine.launch is not None and engine.url is not None:
+    attached = [key for key in ("url", "discover") if getattr(engine, key) is not None]
+    if engine.launch is None and not attached:
+        ways = "`url` (one that runs already) or `discover` (those that are listed elsewhere)"
+        yield Problem(path, f"needs `launch` (start an engine here), {ways}")
+    if len(attached) > 1:
+        yield Problem((*path, "discover"), "cannot stand beside `url`: keep one")
+    if engine.launch is not None and attached:
         if engine.launch.device is not Device.EMULATED:
             text = "cannot stand beside `launch`: an engine is started here or attached"
-            yield Problem((*path, "url"), text)
+            yield Problem((*path, attached[0]), text)
         elif engine.launch.count > 1:
-            yield Problem((*path, "launch", "count"), "is for one engine beside `url`: it stands in for that")
+            text = f"is for one engine beside `{attached[0]}`: it stands in for that"
+            yield Problem((*path, "launch", "count"), text)
+    if engine.discover is not None:
+        yield from _discover(engine.discover, (*path, "discover"))
+    else:
+        for key in ("events", "replay"):
+            if "{host}" in (text := getattr(engine, key) or "") or "{port}" in text:
+                yield Problem((*path, key), "may hold {host} and {port} only beside `discover`")
     if engine.api_key_env is not None and engine.api_key_file is not None:
         yield Problem((*path, "api_key_file"), "cannot stand beside `api_key_env`: keep one")
     if engine.launch is not None:
@@ -51,6 +64,21 @@ def _engine(engine: EngineConfig, path: KeyPath) -> Iterator[Problem]:
             if getattr(engine, key) is not None:
                 yield Problem((*path, key), "is only for engines with `url`: a launched engine's is known")
         yield from _launch(engine.launch, (*path, "launch"))
+
+
+def _discover(discover: DiscoverConfig, path: KeyPath) -> Iterator[Problem]:
+    if (discover.file is None) is (discover.dns is None):
+        yield Problem(path, "needs either `file` or `dns`")
+        return
+    if discover.file is not None:
+        for key in ("records", "port", "nameserver", "empty_grace_s"):
+            if getattr(discover, key) != DiscoverConfig.model_fields[key].default:
+                yield Problem((*path, key), "is only for `dns`")
+    elif discover.records is Records.SRV:
+        if discover.port is not None:
+            yield Problem((*path, "port"), "is only for `records: a` and `aaaa`: each SRV record has its own")
+    elif discover.port is None:
+        yield Problem((*path, "port"), f"is required with `records: {discover.records.value}`")
 
 
 def _launch(launch: LaunchConfig, path: KeyPath) -> Iterator[Problem]:

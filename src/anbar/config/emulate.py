@@ -99,7 +99,8 @@ def _unclaimed_ports(config: AnbarConfig) -> Iterator[int]:
 def _stand_in(engine: EngineConfig, port: int) -> tuple[LaunchConfig, str]:
     """What is known of an attached engine, and in words what was made of it. vLLM serves a model of the hub
     under its full name; a directory's last part is what Anbar calls it."""
-    who = f"{engine.name} stands in for {engine.url}"
+    place = engine.url if engine.discover is None else f"those of {engine.discover.source}"
+    who = f"{engine.name} stands in for {place}"
     if engine.tokenizer is None:
         launch = LaunchConfig(model=DEFAULT_MODEL, port=port)
         fix = f"engines[].tokenizer of {engine.name!r} would tell its model"

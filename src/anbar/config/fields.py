@@ -42,8 +42,13 @@ def _without_v1(url: str) -> str:
     return url
 
 
+def for_engine(template: str, host: str, port: int) -> str:
+    """An address with the engine's host and port put in."""
+    return template.replace("{host}", host).replace("{port}", str(port))
+
+
 def _zmq_form(url: str) -> str:
-    if _ZMQ_URL.fullmatch(url) is None:
+    if _ZMQ_URL.fullmatch(for_engine(url, "h", 1)) is None:
         raise ValueError("allowed: tcp://, a host and a port, such as tcp://10.0.0.5:5557, or ipc:///a/path")
     return url
 
@@ -75,7 +80,15 @@ HttpUrl = Annotated[
     AfterValidator(_without_user),
     AfterValidator(_without_v1),
 ]
-ZmqUrl = Annotated[str, AfterValidator(_zmq_form), AfterValidator(_with_port)]
+
+
+def _with_zmq_port(url: str) -> str:
+    _with_port(for_engine(url, "h", 1))
+    return url
+
+
+ZmqUrl = Annotated[str, AfterValidator(_zmq_form), AfterValidator(_with_zmq_port)]
+"""May hold `{host}` and `{port}`."""
 
 
 def _not_empty(value: object) -> object:

@@ -3,6 +3,7 @@
 Later sources win: defaults, file, environment (`ANBAR_…`), command line. All problems are reported at once.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -239,13 +240,20 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
     def place(path: Path) -> Path:
         return (base / path.expanduser()).resolve()
 
+    def link(path: Path) -> Path:
+        """Of a file that is read again: links stay, since they may be turned, as Kubernetes does."""
+        return Path(os.path.abspath(base / path.expanduser()))
+
     engines = []
     for engine in config.engines:
         update: dict[str, Any] = {}
         if engine.api_key_file is not None:
-            update["api_key_file"] = place(engine.api_key_file)
+            update["api_key_file"] = link(engine.api_key_file)
         if engine.cost_file is not None:
             update["cost_file"] = place(engine.cost_file)
+        if engine.discover is not None and engine.discover.file is not None:
+            file = link(engine.discover.file)
+            update["discover"] = engine.discover.model_copy(update={"file": file})
         if engine.tokenizer is not None and _looks_like_path(engine.tokenizer):
             update["tokenizer"] = str(place(Path(engine.tokenizer)))
         if engine.launch is not None and _looks_like_path(engine.launch.model):

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from anbar.config.discover import DiscoverConfig
 from anbar.config.fields import (
     Bytes,
     ConfigModel,
@@ -163,17 +164,20 @@ class LaunchConfig(ConfigModel):
 
 
 class EngineConfig(ConfigModel):
-    """One engine, or `launch.count` equal ones: either started here (`launch`) or already running (`url`)."""
+    """One engine, or several alike: started here (`launch`), running already (`url`), found (`discover`)."""
 
     name: Name
     """Unique within the file; appears in headers, metrics and logs."""
 
     launch: LaunchConfig | None = None
-    """Start this engine. Together with `url` only an emulated one: it stands in for the engine there, under
-    this entry's name."""
+    """Start this engine. Together with `url` or `discover` only an emulated one: it stands in for the engine
+    there, under this entry's name."""
 
     url: HttpUrl | None = None
     """Base address of an engine that runs already, without `/v1`."""
+
+    discover: DiscoverConfig | None = None
+    """Engines that run already and are listed elsewhere, however many."""
 
     api_key_env: EnvName | None = None
     """Name of the environment variable that holds the engine's API key; the key itself never stands here."""
@@ -182,8 +186,8 @@ class EngineConfig(ConfigModel):
     """File whose content is the engine's API key. Not together with `api_key_env`."""
 
     events: ZmqUrl | None = None
-    """Where the engine publishes KV events. null: asked from the engine; if it has none, the router goes by
-    load alone."""
+    """Where the engine publishes KV events; `{host}` and `{port}` stand for the engine's. null: asked from
+    the engine; if it has none, the router goes by load alone."""
 
     replay: ZmqUrl | None = None
     """Where the engine replays KV events after a gap. null: asked from the engine."""
@@ -328,7 +332,8 @@ class TargetConfig(ConfigModel):
     client's; the engine's answer says it."""
 
     engines: tuple[Name, ...] = ()
-    """Ids of the engines that may serve it, as `/admin/engines` has them. Empty: all that serve the model."""
+    """Ids of the engines that may serve it, as `/admin/engines` has them; the name of an entry with
+    `discover` stands for those that it finds. Empty: all that serve the model."""
 
     weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
     """Share of the name's traffic, relative to the others'. 0: only when none of the others has an engine

@@ -19,24 +19,50 @@ class Document:
     problems: tuple[Problem, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """As a `Document`, of text that holds a list."""
+
+    items: list[Any]
+    lines: Mapping[KeyPath, int]
+    problems: tuple[Problem, ...]
+
+
 def read_document(text: str) -> Document:
     """Parse `text`. What is wrong with it is in `problems`; then `data` holds what could be read."""
+    data, lines, problems = _parse(text)
+    if data is None:
+        data = {}
+    if problems and not lines:
+        return Document({}, {}, problems)
+    if not isinstance(data, dict):
+        found = type(data).__name__
+        return Document({}, {}, (Problem((), f"holds a {found}, must hold keys and values", line=1),))
+    return Document(data, lines, problems)
+
+
+def read_listing(text: str) -> Listing:
+    """Parse `text` that holds a list. What is wrong with it is in `problems`."""
+    data, lines, problems = _parse(text)
+    if not problems and not isinstance(data, list):
+        found = "nothing" if data is None else f"a {type(data).__name__}"
+        problems = (Problem((), f"holds {found}, must hold a list; [] is one without engines", line=1),)
+    return Listing(data if isinstance(data, list) else [], lines, problems)
+
+
+def _parse(text: str) -> tuple[object, Mapping[KeyPath, int], tuple[Problem, ...]]:
+    """The data (None: nothing is there), its lines, and what is wrong; no lines: it cannot be read."""
     try:
         loader = yaml.SafeLoader(text)
         try:
             node = loader.get_single_node()
             reader = _Reader(loader)
-            data = {} if node is None else reader.value(node, ())
+            data = None if node is None else reader.value(node, ())
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
-        return Document({}, {}, (_syntax_problem(error),))
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        found = type(data).__name__
-        return Document({}, {}, (Problem((), f"holds a {found}, must hold keys and values", line=1),))
-    return Document(data, reader.lines, tuple(reader.problems))
+        return None, {}, (_syntax_problem(error),)
+    return data, reader.lines, tuple(reader.problems)
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:

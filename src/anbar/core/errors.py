@@ -10,10 +10,13 @@ AnbarError
 │   └── UpstreamStalled       it sent nothing for too long
 ├── NoEngine           nothing can serve the request now: 503
 ├── WireError          an engine's event or probe answer cannot be understood: names the part
+├── LookFailed         where engines are listed could not be read, or names none
 ├── StackError         a part of the stack did not start or died
 ├── MeasureError       an engine cannot be measured as it is
 └── StoreError         a store could not be opened (calls on an open store report outcomes instead)
 """
+
+from anbar.core.look import LookFailure
 
 
 class AnbarError(Exception):
@@ -76,6 +79,14 @@ class NoEngine(AnbarError):
 
 class WireError(AnbarError):
     """A KV event or a probe's answer that cannot be understood; the text says which part."""
+
+
+class LookFailed(AnbarError):
+    """A look at where engines are listed has told of none."""
+
+    def __init__(self, failure: LookFailure, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 class StackError(AnbarError):

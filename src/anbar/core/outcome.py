@@ -241,6 +241,24 @@ class EngineGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscoveryGauges:
+    """One entry of the configuration whose engines are listed elsewhere, at the moment of looking."""
+
+    entry: str
+    num_engines: int
+    """That were found and are used."""
+    last_success_s: float
+    """When a look last succeeded, in seconds since 1970; 0: never."""
+    failing: bool
+    num_failed: Mapping[str, int]
+    """Looks that failed, by why."""
+    num_joined: int
+    num_left: int
+    num_unused: Mapping[str, int]
+    """Engines that were found and are not used, by why."""
+
+
+@dataclass(frozen=True, slots=True)
 class FleetGauges:
     """The state of the router at the moment of looking."""
 
@@ -259,3 +277,4 @@ class FleetGauges:
     num_recorded: int = 0
     num_record_dropped: int = 0
     num_record_failed: int = 0
+    discovery: tuple[DiscoveryGauges, ...] = ()

@@ -14,10 +14,12 @@ import pytest
 import zmq
 
 from anbar.apps.doctor import Finding, Level
+from anbar.apps.doctor.discovery import check_discovery
 from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, check_ports, check_shm
 from anbar.apps.doctor.model import check_model
 from anbar.apps.doctor.remote import check_engine
 from anbar.apps.machine import Machine, container_memory, read_machine
+from anbar.config.discover import DiscoverConfig
 from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, EngineConfig, LaunchConfig
 from anbar.config.render import EngineSlot
 from tests.ports import free_port, free_ports
@@ -335,3 +337,32 @@ def test_machine_without_limits(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("5\n")
     assert container_memory(tmp_path) == (1 << 62, 0)
+
+
+def test_engines_that_are_listed_elsewhere(tmp_path: Path) -> None:
+    """The list is not there; is wrong; names nobody; names one engine, which is asked as an attached one."""
+    path = tmp_path / "engines.yaml"
+    discover = DiscoverConfig(file=path)
+    entry = EngineConfig(name="pool", discover=discover)
+
+    def found() -> list[Finding]:
+        return list(check_discovery(entry, discover, {}))
+
+    assert "there is no such file" in found()[0].detail
+    path.write_text("- url: 7")
+    (finding,) = found()
+    assert (finding.level, finding.detail) == (
+        Level.FAIL,
+        f"{path}:1: [0].url: is 7; allowed: text (put it in quotes)",
+    )
+    path.write_text("[]")
+    assert levels(iter(found())) == [Level.WARN]
+    engine = Engine(GOOD)
+    try:
+        path.write_text(json.dumps([engine.url]))
+        findings = found()
+    finally:
+        engine.close()
+    assert set(levels(iter(findings))) == {Level.OK}
+    place = engine.url.removeprefix("http://")
+    assert {finding.topic for finding in findings} == {"discovery pool", f"engine pool@{place}"}

@@ -51,7 +51,7 @@ async def test_a_rebuild_of_an_engine_that_leaves(tmp_path: Path) -> None:
         await router.feed.follow(router.engine, f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r")
         rebuilding = asyncio.create_task(router.feed.rebuild(router.engine))
         await asyncio.sleep(0)
-        await members._leave(router.engine)
+        await members._leave(router.engine, "it leaves")
         assert not rebuilding.done()
         await rebuilding
         assert router.engine.kv.address == ""

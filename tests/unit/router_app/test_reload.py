@@ -15,9 +15,10 @@ from test_router import METRICS, Pages, get
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until, within
 
+from anbar.apps.file_watch import FileWatch
 from anbar.apps.router import reload
 from anbar.apps.router.app import Router
-from anbar.apps.router.reload import FileWatch, Source, changed_keys
+from anbar.apps.router.reload import Source, changed_keys
 from anbar.config.load import leaf_values, load
 from anbar.config.models import AnbarConfig
 from anbar.core.fleet import EngineState

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from anbar.adapters.telemetry import self_check_metrics
+from anbar.adapters.telemetry import discovery_metrics, self_check_metrics
 from anbar.adapters.telemetry.request_metrics import RequestMetrics
 from anbar.adapters.telemetry.tallies import Counts, Spreads
 from anbar.core.fleet import EngineState
@@ -124,6 +124,7 @@ class _FleetCollector(Collector):
                 family.add_metric((engine.engine,), float(value))
         yield from (state, breaker, stale, *gauges.values())
         yield from self_check_metrics.families(fleet)
+        yield from discovery_metrics.families(fleet)
         for (name, text), value in zip(FLEET_GAUGES.items(), _totals(fleet), strict=True):
             yield GaugeMetricFamily(name, text, value=float(value))
         counts = (fleet.num_recorded, fleet.num_record_dropped, fleet.num_record_failed)

@@ -226,6 +226,7 @@ class KvSubscriber:
         try:
             subscriber = context.socket(zmq.SUB)
             subscriber.set_hwm(QUEUE_BATCHES)
+            subscriber.setsockopt(zmq.IPV6, 1)  # it speaks IPv4 too
             subscriber.setsockopt(zmq.RECONNECT_IVL, round(1000 * self._timing.backoff_s))
             subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, round(1000 * self._timing.reconnect_s))
             subscriber.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
@@ -385,6 +386,7 @@ class KvSubscriber:
         assert self._replay is not None
         dealer = context.socket(zmq.DEALER)
         dealer.set_hwm(QUEUE_BATCHES)
+        dealer.setsockopt(zmq.IPV6, 1)
         silence_s = self._timing.replay_timeout_s
         try:
             dealer.connect(self._replay)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from anbar.adapters.process.state import running
+from anbar.apps.doctor.discovery import check_discovery
 from anbar.apps.doctor.finding import Finding, Level, fail, ok
 from anbar.apps.doctor.host import (
     check_cpu,
@@ -48,7 +49,9 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
         yield from _check_launched(config, environ)
         yield from check_ports([("router", config.router.host, config.router.port)])
     for engine in config.engines:
-        if engine.launch is None:
+        if engine.launch is None and engine.discover is not None:
+            yield from check_discovery(engine, engine.discover, environ)
+        elif engine.launch is None:
             yield from check_engine(engine, environ)
 
 

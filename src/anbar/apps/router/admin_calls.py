@@ -12,4 +12,6 @@ ADMIN_CALLS: Mapping[str, str] = {
     "GET /admin/explain/{request_id}": "why a request went where it went, and how it ended; also as text, "
     "or `anbar explain`",
     "GET /admin/config": "which configuration is in force, and why the last one is not, if it was refused",
+    "GET /admin/discovery": "what was found where engines are listed elsewhere (`engines[].discover`), when, "
+    "and what went wrong last",
 }

@@ -20,6 +20,7 @@ from anbar.adapters.http.server import HttpServer
 from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
+from anbar.apps.looks import look_at
 from anbar.apps.router.build import (
     attach,
     cache_setup,
@@ -32,7 +33,9 @@ from anbar.apps.router.build import (
     targets,
     upstream_limits,
 )
+from anbar.apps.router.caches import Caches
 from anbar.apps.router.cost_page import cost_gauges
+from anbar.apps.router.discovery import Discovery, DiscoveryParts
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
@@ -51,7 +54,10 @@ from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.apps.router.token_probe import TokenProbe
 from anbar.config.models import AnbarConfig, EngineConfig, RouterConfig
+from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, StackError
+from anbar.core.fleet import EngineState
+from anbar.core.ids import EngineId
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
 from anbar.route import Policy, make_policy
 from anbar.route.admission import AdmissionConfig
@@ -86,9 +92,9 @@ class Router:
         self._log = EventLog(sink, time.time, _soon)
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         self._priors = Priors()
-        self.fleet = Fleet([self._attach(engine) for engine in config.engines])
+        self.fleet = Fleet([self._attach(engine) for engine in config.engines if engine.discover is None])
         self._standing = Standing(self.fleet, clock, router.max_ejected_share)
-        self.naming = Naming(targets(router), self.fleet, self._standing)
+        self.naming = Naming(targets(router, {}), self.fleet, self._standing)
         caches = made_caches(router, self.fleet, clock)
         self.index = caches.index
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
@@ -107,7 +113,7 @@ class Router:
                 interval_s=router.health_interval_s,
             )
         )
-        self._members = Members(MembersParts(self.fleet, self._monitor, self._feed, caches, self._attach))
+        self.discovery = Discovery(config.engines, self._discovery_parts(caches, clock))
         self._reloading: asyncio.Task[None] | None = None
         self.reloader = Reloader(config, self._reload_parts(source))
         self.explain = ExplainLog(router.explain, time.time)
@@ -149,6 +155,7 @@ class Router:
                 ExplainEndpoint(self.explain),
                 self.reloader.state,
                 self.naming,
+                self.discovery,
             )
         )
         return HttpServer(
@@ -171,7 +178,7 @@ class Router:
             port = await self._server.start(host, port)
         except OSError as error:
             raise StackError(_cannot_listen(host, port, error)) from error
-        self._members.start(self._config.engines)
+        self.discovery.start()
         self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})
         self._reloading = asyncio.get_running_loop().create_task(self.reloader.run())
         return port
@@ -182,7 +189,7 @@ class Router:
         router, before = config.router, self._config
         self._config = config
         try:
-            await self._members.apply(config.engines)
+            await self.discovery.apply(config.engines)
         except ConfigError:
             self._config = before
             raise
@@ -196,13 +203,35 @@ class Router:
             total_timeout_s=router.total_timeout_s,
             session_header=router.session.header.encode(),
         )
-        self.naming.targets = targets(router)
+        self._name_targets()
         self._monitor.interval_s = router.health_interval_s
         self._server.limits = server_limits(router)
         for engine in self.fleet:
             engine.drift.limits = drift_limits(router)
             engine.pool.limits = upstream_limits(router)
             engine.pool.close()  # connections have the limits of the time when they were made
+
+    def _discovery_parts(self, caches: Caches, clock: Clock) -> DiscoveryParts:
+        members = Members(MembersParts(self.fleet, self._monitor, self._feed, caches, self._attach))
+        return DiscoveryParts(
+            members=members,
+            look_at=look_at,
+            check=self._attach,
+            answers=self._answers,
+            changed=self._name_targets,
+            log=self._log.line,
+            emit=self.emit,
+            clock=clock,
+            wall_s=time.time,
+        )
+
+    def _answers(self, engine: EngineId) -> bool:
+        known = self.fleet.get(engine)
+        return known is not None and known.health.state is EngineState.READY
+
+    def _name_targets(self) -> None:
+        """What clients' names stand for, now that the configuration or what was found may be another."""
+        self.naming.targets = targets(self._config.router, self.discovery.groups())
 
     def _attach(self, engine: EngineConfig) -> Engine:
         return attach(engine, self._config.router, self._environ, self._priors, self.emit)
@@ -228,7 +257,7 @@ class Router:
             self._reloading.cancel()
         await self._server.stop()
         await self.flow.stop()
-        await self._members.stop()
+        await self.discovery.stop()
         await self._monitor.stop()
         await self._check.stop()
         await self._feed.stop()
@@ -266,6 +295,7 @@ class Router:
             config_generation=self.reloader.state.generation,
             config_refused=bool(self.reloader.state.refusal),
             num_config_needs_restart=len(self.reloader.state.needs_restart),
+            discovery=self.discovery.gauges(),
         )
 
 

@@ -57,14 +57,21 @@ def drift_limits(router: RouterConfig) -> DriftLimits:
     return DriftLimits(**router.self_check.model_dump())
 
 
-def targets(router: RouterConfig) -> Targets:
-    """What the names of `router.models` stand for."""
+def targets(router: RouterConfig, groups: Mapping[str, frozenset[EngineId]]) -> Targets:
+    """What the names of `router.models` stand for; `groups` are engines that were found, by the names of
+    their entries."""
     return Targets(
         {
-            name: [Target(t.model, frozenset(map(EngineId, t.engines)), t.weight) for t in listed]
+            name: [Target(t.model, _members(t.engines, groups), t.weight) for t in listed]
             for name, listed in router.models.items()
         }
     )
+
+
+def _members(names: tuple[str, ...], groups: Mapping[str, frozenset[EngineId]]) -> frozenset[EngineId]:
+    """The engines that are named. A group's own name stays among them: without it a group of nobody would be
+    no group, which means all."""
+    return frozenset(map(EngineId, names)).union(*(groups.get(name, ()) for name in names))
 
 
 def cache_setup(config: AnbarConfig) -> CacheSetup:

@@ -11,6 +11,8 @@ from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.admin_calls import ADMIN_CALLS
 from anbar.apps.router.cost_page import costs_page
+from anbar.apps.router.discovery import Discovery
+from anbar.apps.router.discovery_page import discovery_page
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.engine_admin import PREFIX as ENGINES
 from anbar.apps.router.engine_admin import EngineAdmin
@@ -61,6 +63,7 @@ class EndpointParts:
     explain: ExplainEndpoint
     reload: ReloadState
     naming: Naming
+    discovery: Discovery
 
 
 class Endpoints:
@@ -79,6 +82,7 @@ class Endpoints:
             b"/admin/engines": self._engines,
             b"/admin/explain": parts.explain.last,
             b"/admin/config": self._config,
+            b"/admin/discovery": self._discovery,
             b"/version": self._version,
             b"/openapi.json": self._openapi,
         }
@@ -140,7 +144,8 @@ class Endpoints:
 
     def _ready(self, exchange: Exchange) -> Answer:
         parts = self._parts
-        return ready_page(parts.fleet, parts.naming.targets, parts.state.life is Life.DRAINING)
+        draining = parts.state.life is Life.DRAINING
+        return ready_page(parts.fleet, parts.naming.targets, draining, parts.discovery.awaited())
 
     def _metrics(self, exchange: Exchange) -> Answer:
         return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))
@@ -159,6 +164,10 @@ class Endpoints:
     def _config(self, exchange: Exchange) -> Answer:
         must_be_local(exchange.request)
         return json_answer(200, self._parts.reload)
+
+    def _discovery(self, exchange: Exchange) -> Answer:
+        must_be_local(exchange.request)
+        return json_answer(200, discovery_page(self._parts.discovery))
 
     def _version(self, exchange: Exchange) -> Answer:
         return json_answer(200, {"version": __version__})

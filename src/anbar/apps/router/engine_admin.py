@@ -34,7 +34,7 @@ class EngineAdmin:
         must_be_local(request)
         if request.header(b"origin") is not None:
             raise RequestError("Not for web pages.", status=403, code="local_only")
-        name, _, verb = request.path[len(PREFIX) :].partition(b"/")
+        name, _, verb = request.path[len(PREFIX) :].rpartition(b"/")
         if verb not in _VERBS:
             raise RequestError("There is no such call: drain and undrain are.", status=404, code="not_found")
         if request.method != b"POST":

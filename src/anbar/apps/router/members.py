@@ -48,20 +48,20 @@ class Members:
         for name, entry in self._entries.items():
             self._parts.monitor.watch(self._parts.fleet[name], attached(entry))
 
-    async def apply(self, entries: Sequence[EngineConfig]) -> None:
-        """Make the fleet what `entries` say. Raises ConfigError, having changed nothing, when one of them
-        cannot be attached."""
+    async def apply(self, entries: Sequence[EngineConfig], why_gone: str) -> None:
+        """Make the fleet what `entries` say; `why_gone` is said of engines that are not among them. Raises
+        ConfigError, having changed nothing, when one of them cannot be attached."""
         wanted = {EngineId(entry.name): entry for entry in entries}
         fresh = {
             name: self._parts.make(entry)
             for name, entry in wanted.items()
             if self._entries.get(name) != entry
         }
-        removed = tuple(name for name in self._entries if name not in wanted)
+        removed = frozenset(name for name in self._entries if name not in wanted)
         for name in (*removed, *fresh):
             before = self._parts.fleet.get(name)
             if before is not None and before not in self._leaving:
-                await self._leave(before)
+                await self._leave(before, why_gone if name in removed else "its entry has changed")
         self._entries = wanted
         for name, engine in fresh.items():
             before = self._parts.fleet.get(name)
@@ -78,14 +78,14 @@ class Members:
         for engine in leaving:
             engine.pool.close()
 
-    async def _leave(self, engine: Engine) -> None:
+    async def _leave(self, engine: Engine, why: str) -> None:
         parts = self._parts
         await parts.monitor.unwatch(engine)
         engine.profile = None  # also tells a rebuild of its index that runs
         await parts.feed.leave(engine)
         parts.caches.index.detach(engine.id)
         parts.caches.placements.detach(engine.id)
-        engine.health.drain("no longer in the configuration")
+        engine.health.drain(why)
         task = asyncio.get_running_loop().create_task(self._drop_when_idle(engine))
         self._leaving[engine] = task
 

@@ -12,6 +12,7 @@ from anbar import __version__
 from anbar.adapters.http.openai import Endpoint
 from anbar.adapters.http.schemas import REF, Schema, body_of, body_schemas, components
 from anbar.apps.router.admin_calls import ADMIN_CALLS
+from anbar.apps.router.discovery_page import DiscoveryPage
 from anbar.apps.router.explain_page import Explanations, LastRequests
 from anbar.apps.router.readiness import ReadyPage
 from anbar.apps.router.reload import ReloadState
@@ -77,6 +78,7 @@ _ADMIN_ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "GET /admin/explain": {JSON: _ref("LastRequests"), TEXT: _STRING},
     "GET /admin/explain/{request_id}": {JSON: _ref("Explanations"), TEXT: _STRING},
     "GET /admin/config": {JSON: _ref("ReloadState")},
+    "GET /admin/discovery": {JSON: _ref("DiscoveryPage")},
 }
 
 _ERROR: Schema = {
@@ -112,7 +114,7 @@ def document() -> dict[str, Any]:
     for name, call in calls().items():
         method, path = name.split()
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, call)
-    pages = components((Explanations, LastRequests, ReloadState, ReadyPage))
+    pages = components((Explanations, LastRequests, ReloadState, DiscoveryPage, ReadyPage))
     return {
         "openapi": "3.1.0",
         "info": {"title": "Anbar router", "version": __version__},

@@ -38,8 +38,9 @@ class ReadyPage(TypedDict):
     """While no model is known: why each engine is not ready."""
 
 
-def ready_page(fleet: Fleet, targets: Targets, draining: bool) -> Answer:
-    """200 or 503, with the reason and the state of each model, and of each name that stands for others."""
+def ready_page(fleet: Fleet, targets: Targets, draining: bool, awaited: str = "") -> Answer:
+    """200 or 503, with the reason and the state of each model, and of each name that stands for others.
+    `awaited`: why it is not known yet which engines there are; "" when it is."""
     models, names = model_states(fleet), name_states(fleet, targets)
     states = [*models.items(), *names.items()]
     lacking = sorted({name for name, state in states if not state["routable"]})
@@ -47,6 +48,8 @@ def ready_page(fleet: Fleet, targets: Targets, draining: bool) -> Answer:
     reason = ""
     if draining:
         reason = "draining"
+    elif awaited:
+        reason = awaited
     elif not engines:
         reason = "no engine is ready"
     elif lacking:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from anbar.apps.file_watch import FileWatch, Signature, signature
 from anbar.config.load import leaf_values
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import ConfigError
@@ -40,9 +41,6 @@ LIVE = frozenset(
 )
 """Keys, each with all below it, that apply to a running router."""
 
-Signature = tuple[int, int, int] | None
-"""A file's inode, size and time of change in ns; None: there is none."""
-
 
 def changed_keys(before: AnbarConfig, after: AnbarConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The dotted paths whose values differ: those that are live, and those that need a restart."""
@@ -54,23 +52,6 @@ def changed_keys(before: AnbarConfig, after: AnbarConfig) -> tuple[tuple[str, ..
 
 def _is_live(path: str) -> bool:
     return any(path == key or path.startswith((key + ".", key + "[")) for key in LIVE)
-
-
-class FileWatch:
-    """Tells from repeated looks at a file when to read it: when it has changed and rests."""
-
-    def __init__(self, read: Signature) -> None:
-        self._read = self._seen = read
-
-    def is_due(self, now: Signature) -> bool:
-        """Take note of one look. A file that is away for a moment has not changed."""
-        rests = now == self._seen
-        self._seen = now
-        return rests and now is not None and now != self._read
-
-    def was_read(self, now: Signature) -> None:
-        """The file was read as it is now."""
-        self._read = self._seen = now
 
 
 @dataclass(slots=True)
@@ -103,13 +84,7 @@ class Source:
         return self._load()
 
     def look(self) -> Signature:
-        if self._path is None:
-            return None
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return None if self._path is None else signature(self._path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ ENGINE_FIELDS = {
     "id": "its name in the configuration",
     "url": "where it is",
     "state": "`ready`, `starting`, `unhealthy`, `draining` or `resting` (it asked, or its breaker is open)",
+    "role": "`both`, `prefill` or `decode` (`engines[].role`)",
     "breaker": "`closed`, `open` or `half_open`",
     "reason": "why it is in its state",
     "last_error": "what went wrong last, also if it is well again",

@@ -7,7 +7,9 @@ from anbar.config.discover import DiscoverConfig, Records
 from anbar.config.managed import EMULATED_ARGS, MANAGED_ARGS, MANAGED_ENV, managed_flag
 from anbar.config.models import AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import KeyPath, Problem
+from anbar.config.roles import check_roles
 from anbar.config.sizes import format_size
+from anbar.config.split import SplitVia, nixl_port
 
 MIN_HOST_BYTES = 16 * 1024**2
 """Below this no known model's chunk fits a few times; the exact need of the model is checked by doctor."""
@@ -25,6 +27,7 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     yield from _cache(config)
     yield from _targets(config)
     yield from _self_check(config)
+    yield from check_roles(config)
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:
@@ -120,6 +123,7 @@ def _names(config: AnbarConfig) -> Iterator[Problem]:
 
 def _ports(config: AnbarConfig) -> Iterator[Problem]:
     taken = {config.router.port: "the router"}
+    nixl = config.router.split.via is SplitVia.NIXL
     for index, engine in enumerate(config.engines):
         if engine.launch is None:
             continue
@@ -129,6 +133,8 @@ def _ports(config: AnbarConfig) -> Iterator[Problem]:
                 where: KeyPath = ("engines", index, "launch", "port")
                 yield Problem(where, f"gives {engine_id} the port {port}, which {taken[port]} has")
             taken[port] = engine_id
+            if nixl:
+                taken[nixl_port(port)] = f"NIXL of {engine_id}"
 
 
 def _cache(config: AnbarConfig) -> Iterator[Problem]:

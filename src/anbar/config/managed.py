@@ -37,7 +37,7 @@ MANAGED_ARGS: Mapping[str, str] = {
     "-tp": "use launch.tensor_parallel",
     "--data-parallel-size": "use launch.count: the router balances engines itself",
     "-dp": "use launch.count: the router balances engines itself",
-    "--kv-transfer-config": f"use {_CACHE}",
+    "--kv-transfer-config": f"use {_CACHE}, or router.split.via",
     "--kv-events-config": "Anbar sets it: routing depends on it",
     "--kv-offloading-size": f"use {_CACHE}",
     "--kv-offloading-backend": f"use {_CACHE}",
@@ -56,6 +56,8 @@ MANAGED_ENV: Mapping[str, str] = {
     "TMPDIR": "set it for `anbar up` as a whole",
     "VLLM_PORT": "use launch.port",
     "VLLM_API_KEY": _LOCAL,
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": _LOCAL,
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "it is launch.port and 10000",
     "VLLM_USE_SIMPLE_KV_OFFLOAD": f"use {_CACHE}",
     "PYTHONHASHSEED": "engines that share a store must agree on it: set it for `anbar up` as a whole",
 }

@@ -25,6 +25,7 @@ from anbar.config.fields import (
     Share,
     ZmqUrl,
 )
+from anbar.config.split import Role, SplitConfig
 
 
 class Device(StrEnum):
@@ -168,6 +169,11 @@ class EngineConfig(ConfigModel):
 
     name: Name
     """Unique within the file; appears in headers, metrics and logs."""
+
+    role: Role = Role.BOTH
+    """What it is for where `router.split` splits prefill and decode. prefill: computes prompts for others,
+    and answers only when no other engine can. decode: answers, and computes what is not worth a split. both:
+    like decode."""
 
     launch: LaunchConfig | None = None
     """Start this engine. Together with `url` or `discover` only an emulated one: it stands in for the engine
@@ -448,6 +454,9 @@ class RouterConfig(ConfigModel):
     client_kv_fields: ClientKvFields = ClientKvFields.REFUSE
     """refuse: a request that carries `kv_transfer_params` or `cache_salt` gets 400, since a client that names
     a remote host would make an engine connect to it. allow: passed on; only for clients you trust."""
+
+    split: SplitConfig = Field(default_factory=SplitConfig)
+    """Prefill and decode on different engines."""
 
     record: RecordConfig = Field(default_factory=RecordConfig)
     """What the planner learns from."""

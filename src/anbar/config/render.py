@@ -23,6 +23,7 @@ from anbar.config.models import (
     Offload,
     StoreConfig,
 )
+from anbar.config.split import SplitVia, nixl_port
 from anbar.core.errors import ConfigError
 
 PLUGIN_MODULE = "anbar.apps.plugin"
@@ -119,10 +120,17 @@ def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
 
 
 def engine_command(
-    python: Path, launch: LaunchConfig, cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any]
+    python: Path,
+    launch: LaunchConfig,
+    cache: CacheConfig,
+    slot: EngineSlot,
+    store: Mapping[str, Any],
+    via: SplitVia = SplitVia.NONE,
 ) -> EngineCommand:
-    """The command of one engine; `store` is from `store_settings`. An emulated engine takes vLLM's arguments,
-    so that it is configured as the one that it stands for; `python` is then the one that has Anbar."""
+    """The command of one engine; `store` is from `store_settings`, `via` how it takes and gives computed
+    prompts. An emulated engine takes vLLM's arguments, so that it is configured as the one that it stands
+    for; `python` is then the one that has Anbar."""
+    nixl = via is SplitVia.NIXL
     argv = [
         *(str(python), "-m", *_program(slot.device)),
         *("--model", slot.model, "--served-model-name", slot.served_name),
@@ -132,12 +140,12 @@ def engine_command(
         *_log_args(slot.device),
         *("--kv-events-config", _json(_events(slot))),
     ]
-    transfer = _transfer(cache, slot, store, launch.weights_id)
+    transfer = _nixl(slot) if nixl else _transfer(cache, slot, store, launch.weights_id)
     if transfer is not None:
         argv += ["--kv-transfer-config", _json(transfer)]
     if slot.device is Device.EMULATED and cache.mode is CacheMode.SHARED:
         argv += ["--shared-dir", f"{slot.scratch_dir}/{EMULATED_STORE}"]
-    return EngineCommand((*argv, *launch.args), {**_env(slot), **launch.env})
+    return EngineCommand((*argv, *launch.args), {**_env(slot, nixl=nixl), **launch.env})
 
 
 def router_config(
@@ -152,6 +160,7 @@ def router_config(
             continue
         for slot in slots[engine.name]:
             attached = {"name": slot.id, "url": slot.url, "events": slot.events, "replay": slot.replay}
+            attached["role"] = str(engine.role)
             if slot.model.startswith("/"):
                 attached["tokenizer"] = slot.model
             if engine.cost_file is not None:
@@ -231,6 +240,12 @@ def _transfer(
     return {**_connector(cache), "engine_id": slot.region, "kv_connector_extra_config": extra}
 
 
+def _nixl(slot: EngineSlot) -> dict[str, Any]:
+    """Every engine gives and takes: what it does is the router's to say, with each request."""
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "engine_id": slot.region}
+    return {**transfer, "kv_buffer_device": "cpu"} if slot.device is Device.CPU else transfer
+
+
 def _connector(cache: CacheConfig) -> dict[str, str]:
     """The shared tier needs the connector that lets it see the whole of vLLM's configuration."""
     if cache.mode is CacheMode.SHARED:
@@ -240,13 +255,18 @@ def _connector(cache: CacheConfig) -> dict[str, str]:
     return {**names, "kv_role": "kv_both"}
 
 
-def _env(slot: EngineSlot) -> dict[str, str]:
+def _env(slot: EngineSlot, *, nixl: bool) -> dict[str, str]:
     if slot.device is Device.EMULATED:
         return {}
     # vLLM leaves sockets and files in its temporary directory: they go where the stack removes them.
     env = {**_QUIET_ENV, "TMPDIR": str(slot.scratch_dir), "VLLM_RPC_BASE_PATH": str(slot.scratch_dir)}
     if slot.model.startswith("/"):
         env["HF_HUB_OFFLINE"] = "1"
+    if nixl:
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(nixl_port(slot.port))
+        if slot.device is Device.CPU:
+            env["UCX_TLS"] = "tcp,self,sm"  # what a machine without a GPU and InfiniBand has
     if slot.device is Device.CPU:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in slot.threads)
     elif slot.gpus:

@@ -96,6 +96,12 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     num_body_bytes: int = 0
     continued: bool = False
     """Its engine was lost in mid-stream, and `engine` went on."""
+    split: str = ""
+    """Where prefill and decode are split: what became of that (`anbar.route.split`)."""
+    prefill_engine: EngineId | None = None
+    """Who computed the prompt for the engine that answered."""
+    prefill_s: float = 0.0
+    """What that took."""
     replayed: bool = False
     """It repeated an earlier request, whose answer it got (Idempotency-Key)."""
 
@@ -118,6 +124,16 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     engine: EngineId
     failure: AttemptFailure
     request_id: RequestId = RequestId("")
+
+
+class PrefillEnded(msgspec.Struct, frozen=True):
+    """The first leg of a split request is over."""
+
+    engine: EngineId
+    """Who was asked last."""
+    verdict: str
+    """`split`, or why the decode engine computed after all."""
+    seconds: float
 
 
 class RetryRefused(msgspec.Struct, frozen=True):
@@ -185,6 +201,7 @@ Event = (
     RequestFinished
     | RequestMalformed
     | AttemptFailed
+    | PrefillEnded
     | RetryRefused
     | BreakerChanged
     | EngineStateChanged

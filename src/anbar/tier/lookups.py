@@ -3,7 +3,9 @@
 The engine's scheduler asks key by key, every step, until it gets an answer. A first question is noted, sent
 to the store in a batch at the end of the step, and answered RETRY meanwhile. Promises to the scheduler:
 
-- every question is answered HIT or MISS within the request's bound, whatever the store does;
+- every question is answered HIT or MISS within the request's bound, whatever the store does; where another
+  engine is storing what is asked for (`Wish.expect_tokens`), a miss is no answer until then, but a reason to
+  ask the store again;
 - once a load failed for a request, that request gets MISS for the key for ever, so it cannot loop;
 - a key that was loaded twice for a request and evicted from host RAM before use both times is given up.
 """
@@ -21,6 +23,10 @@ from anbar.tier.wish import Wish
 MAX_LOADS = 2
 """Loads of one key for one request. A second may be needed after a preemption; more means that host RAM is
 too small for the requests that wait together, which evict each other's promotions."""
+
+ASK_AGAIN_S = 0.01
+"""Between two questions for a key that is expected and was missing: a fraction of what computing takes, and a
+hundred questions a second are no load for a store."""
 
 
 class Answer(Enum):
@@ -47,6 +53,12 @@ class _Request:
     asked_s: dict[bytes, float] = field(default_factory=dict)
     loads: dict[bytes, int] = field(default_factory=dict)
     given_up: set[bytes] = field(default_factory=set)
+    expected: set[bytes] = field(default_factory=set)
+    """Keys that another engine is storing."""
+    missing_s: dict[bytes, float] = field(default_factory=dict)
+    """When the store last said of such a key that it is not there."""
+    since_s: float | None = None
+    """When the request asked its first question."""
 
 
 class Lookups:
@@ -80,8 +92,9 @@ class Lookups:
             if waiters is not None:
                 waiters.discard(request)
 
-    def answer(self, request: str, key: bytes) -> Answer:
-        """HIT, MISS or RETRY, at once."""
+    def answer(self, request: str, key: bytes, end_token: int | None = None) -> Answer:
+        """HIT, MISS or RETRY, at once. `end_token`: of the prompt's tokens, how many the key and those before
+        it stand for."""
         state = self._requests.get(request)
         if state is None or state.wish.bypass:
             return Answer.MISS
@@ -92,14 +105,19 @@ class Lookups:
             return known
         if self._breaker.is_open():
             return self._resolve(state, key, Answer.MISS, "refused")
+        if end_token is not None and end_token <= state.wish.expect_tokens:
+            state.expected.add(key)
+        now_s = self._clock.now_s()
         asked_s = state.asked_s.get(key)
         if asked_s is None:
-            self._ask(request, state, key)
+            self._ask(request, state, key, now_s)
             return Answer.RETRY
-        if self._clock.now_s() - asked_s < self._bound_s(state):
+        if now_s - self._since_s(state, key, asked_s) < self._bound_s(state):
+            if now_s - state.missing_s.get(key, now_s) >= ASK_AGAIN_S:
+                self._ask(request, state, key, now_s)
             return Answer.RETRY
         self._waiting.get((state.wish.scope, key), set()).discard(request)
-        return self._resolve(state, key, Answer.MISS, "timeout")
+        return self._resolve(state, key, Answer.MISS, "late" if key in state.missing_s else "timeout")
 
     def take_questions(self) -> list[Question]:
         """What was asked since the last call and someone still waits for; call once at the end of a step."""
@@ -118,7 +136,11 @@ class Lookups:
             label = outcome.value if outcome is not None else "refused"
             answer = Answer.HIT if outcome is Outcome.HIT else Answer.MISS
             for request in self._waiting.pop((question.scope, key), ()):
-                self._resolve(self._requests[request], key, answer, label)
+                state = self._requests[request]
+                if outcome is Outcome.MISS and key in state.expected:
+                    state.missing_s[key] = self._clock.now_s()
+                else:
+                    self._resolve(state, key, answer, label)
 
     def loading(self, request: str, keys: Iterable[bytes]) -> None:
         """Keys are being loaded for a request."""
@@ -149,9 +171,12 @@ class Lookups:
         state.given_up.add(key)
         return self._resolve(state, key, Answer.MISS, "spent")
 
-    def _ask(self, request: str, state: _Request, key: bytes) -> None:
+    def _ask(self, request: str, state: _Request, key: bytes, now_s: float) -> None:
         scope = state.wish.scope
-        state.asked_s[key] = self._clock.now_s()
+        state.asked_s[key] = now_s
+        state.missing_s.pop(key, None)
+        if state.since_s is None:
+            state.since_s = now_s
         waiters = self._waiting.get((scope, key))
         if waiters is None:
             self._waiting[scope, key] = {request}
@@ -163,6 +188,11 @@ class Lookups:
         state.answers[key] = answer
         self._tally.add(Series.LOOKUPS, label)
         return answer
+
+    @staticmethod
+    def _since_s(state: _Request, key: bytes, asked_s: float) -> float:
+        """From when on a key's delay counts; that of expected ones all together."""
+        return state.since_s if state.since_s is not None and key in state.expected else asked_s
 
     def _bound_s(self, state: _Request) -> float:
         return self._timeout_s if state.wish.wait_s is None else state.wish.wait_s

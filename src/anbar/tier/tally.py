@@ -8,8 +8,9 @@ class Series(Enum):
     """A metric of the shared tier. `value` is its name, without the suffix that Prometheus adds."""
 
     LOOKUPS = "anbar_tier_lookups"
-    """Keys looked up, by result: hit, miss, timeout, error, refused (breaker open), spent (loaded twice for
-    one request and evicted before use each time)."""
+    """Keys looked up, by result: hit, miss, timeout, error, refused (breaker open), late (expected from
+    another engine, and not there in time), spent (loaded twice for one request and evicted before use each
+    time)."""
     LOADS = "anbar_tier_loads"
     """Keys loaded, by result: hit, miss, corrupt, timeout, error, refused, queue_full."""
     STORES = "anbar_tier_stores"

@@ -12,6 +12,8 @@ from anbar.tier.store import Scope
 VERSION = 1
 MAX_SCOPE_CHARS = 256
 MAX_WAIT_MS = 60_000
+MAX_EXPECT_TOKENS = 1 << 24
+"""More than any model's context."""
 
 
 class Storing(Enum):
@@ -25,11 +27,14 @@ class Storing(Enum):
 @dataclass(frozen=True, slots=True)
 class Wish:
     """`scope` names the sharing group; `wait_s` bounds how long lookups may delay the request (None: the
-    tier's own bound); `bypass` keeps the request out of the shared tier."""
+    tier's own bound); `expect_tokens`: another engine is storing so many of the prompt's first tokens just
+    now, so what of them is missing is asked for again until then; `bypass` keeps the request out of the
+    shared tier."""
 
     scope: Scope = ""
     storing: Storing = Storing.AUTO
     wait_s: float | None = None
+    expect_tokens: int = 0
     bypass: bool = False
 
     @property
@@ -51,7 +56,8 @@ def parse(params: object) -> Wish:
     scope = fields.get("scope", "")
     if not isinstance(scope, str) or len(scope) > MAX_SCOPE_CHARS or not _encodable(scope):
         return BYPASS
-    return Wish(scope, _storing(fields.get("store", "auto")), _wait_s(fields.get("wait_ms")))
+    storing = _storing(fields.get("store", "auto"))
+    return Wish(scope, storing, _wait_s(fields.get("wait_ms")), _expected(fields.get("expect_tokens")))
 
 
 def _storing(value: object) -> Storing:
@@ -65,6 +71,11 @@ def _wait_s(value: object) -> float | None:
     if isinstance(value, int) and _is_int(value) and 0 <= value <= MAX_WAIT_MS:
         return value / 1000
     return None
+
+
+def _expected(value: object) -> int:
+    """Whoever expects something that cannot be read waits for nothing."""
+    return value if isinstance(value, int) and _is_int(value) and 0 <= value <= MAX_EXPECT_TOKENS else 0
 
 
 def _is_int(value: object) -> bool:

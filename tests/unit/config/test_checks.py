@@ -130,3 +130,63 @@ def test_self_check_limits_agree() -> None:
         "router.self_check.agree_requests": "is 16; allowed: up to window (12)",
         "router.self_check.agree_absent": "is 0.3; allowed: up to max_absent (0.2)",
     }
+
+
+P, D = {"name": "p", "url": "http://p", "role": "prefill"}, {"name": "d", "url": "http://d", "role": "decode"}
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "words"),
+    [
+        ({"engines": [P, D]}, "engines[0].role", "set router.split.via"),
+        ({"engines": [D], "router": {"split": {"via": "shared"}}}, "router.split.via", "no engine has"),
+        ({"engines": [P], "router": {"split": {"via": "shared"}}}, "engines[0].role", "to answer"),
+        (
+            {"engines": [P, D], "router": {"split": {"via": "shared"}}, "cache": {"mode": "native"}},
+            "router.split.via",
+            "allowed: cache.mode shared",
+        ),
+        (
+            {"engines": [P, D], "router": {"split": {"via": "nixl"}}},
+            "router.split.via",
+            "allowed: cache.mode none",
+        ),
+        (
+            {
+                "engines": [
+                    {"name": "p", "launch": {"served_name": "x"}, "role": "prefill"},
+                    {"name": "d", "launch": {"served_name": "y", "port": 8200}},
+                ],
+                "router": {"split": {"via": "shared"}},
+            },
+            "engines[0].role",
+            "to answer for 'x'",
+        ),
+        (
+            {
+                "engines": [
+                    {"name": "p", "launch": {}, "role": "prefill"},
+                    {"name": "d", "launch": {"port": 18100}},
+                ],
+                "router": {"split": {"via": "nixl"}},
+                "cache": {"mode": "none"},
+            },
+            "engines[1].launch.port",
+            "which NIXL of p-0 has",
+        ),
+    ],
+)
+def test_prefill_and_decode(values: dict[str, object], key: str, words: str) -> None:
+    """What a split needs and does not have is named, with what is allowed."""
+    found = problems(**values)
+    assert words in found[key], found
+
+
+def test_a_split_that_is_complete_has_no_problems() -> None:
+    """Attached engines, of which nobody knows yet what they serve; and launched ones beside them."""
+    split = {"split": {"via": "shared"}}
+    assert problems(engines=[P, D], router=split) == {}
+    launched = {"name": "q", "launch": {"served_name": "x"}, "role": "prefill"}
+    assert problems(engines=[launched, D], router=split) == {}
+    nixl = {"router": {"split": {"via": "nixl"}}, "cache": {"mode": "none"}}
+    assert problems(engines=[P, {"name": "b", "url": "http://b"}], **nixl) == {}

@@ -16,6 +16,7 @@ from anbar.config.render import (
     served_name,
     store_settings,
 )
+from anbar.config.split import SplitVia
 from anbar.core.errors import ConfigError
 
 CPU = EngineSlot(
@@ -69,13 +70,16 @@ GOLDEN_CPU = [
 ]
 
 
-def render(slot: EngineSlot, cache: dict[str, Any] | None = None, **launch: Any) -> tuple[list[str], Any]:
+def render(
+    slot: EngineSlot, cache: dict[str, Any] | None = None, via: SplitVia = SplitVia.NONE, **launch: Any
+) -> tuple[list[str], Any]:
     command = engine_command(
         Path("/venv/bin/python"),
         LaunchConfig.model_validate(launch),
         CacheConfig.model_validate(cache or {}),
         slot,
         STORE,
+        via,
     )
     return list(command.argv), dict(command.env)
 
@@ -253,3 +257,34 @@ def test_router_file_is_an_ordinary_configuration() -> None:
     assert again.engines[2] == config.engines[1]
     assert again.router == config.router
     assert again.cache.store.path == Path("/state/store")
+
+
+def test_nixl_takes_the_place_of_the_cache() -> None:
+    """An engine that hands prompts over itself: vLLM's connector for both directions, and an address of its
+    own on the loopback; on a cpu through host memory and with the transports that are there."""
+    argv, env = render(CPU, {"mode": "none"}, SplitVia.NIXL)
+    assert argv[argv.index("--kv-transfer-config") + 1] == (
+        '{"kv_connector":"NixlConnector","kv_role":"kv_both","engine_id":"anbar-1234-small-0",'
+        '"kv_buffer_device":"cpu"}'
+    )
+    nixl = {key: value for key, value in env.items() if key.startswith(("VLLM_NIXL", "UCX"))}
+    assert nixl == {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "18100",
+        "UCX_TLS": "tcp,self,sm",
+    }
+    argv, env = render(CUDA, {"mode": "none"}, SplitVia.NIXL)
+    assert "kv_buffer_device" not in argv[argv.index("--kv-transfer-config") + 1]
+    assert "UCX_TLS" not in env
+
+
+def test_the_router_knows_the_roles() -> None:
+    """Of launched engines as of attached ones."""
+    engines = [
+        {"name": "p", "launch": {}, "role": "prefill"},
+        {"name": "d", "url": "http://d", "role": "decode"},
+    ]
+    config = AnbarConfig.model_validate({"engines": engines, "router": {"split": {"via": "shared"}}})
+    found = router_config(config, {"p": (CPU,)}, Path("/state"))
+    assert [engine["role"] for engine in found["engines"]] == ["prefill", "decode"]
+    assert found["router"]["split"]["via"] == "shared"

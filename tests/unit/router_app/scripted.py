@@ -22,6 +22,7 @@ from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, EngineFacts, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.flow import Flow, FlowParts
+from anbar.apps.router.handover import Handover, HandoverParts, SplitSetup
 from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.kv import KvFeed
@@ -32,6 +33,7 @@ from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.config.models import ExplainConfig, RecordConfig
+from anbar.config.split import SplitVia
 from anbar.core.clock import ManualClock
 from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
@@ -41,6 +43,7 @@ from anbar.route import CostGroup, Placements, PrefixIndex, Sight
 from anbar.route.admission import AdmissionConfig
 from anbar.route.filters import in_group
 from anbar.route.retry_budget import RetryBudget, RetryConfig
+from anbar.route.split import SplitRule
 from anbar.route.targets import Targets
 
 LIMITS = UpstreamLimits(
@@ -188,7 +191,8 @@ class InOrder:
     ) -> Route:
         ready = [engine for engine in engines if engine.state is EngineState.READY]
         target, *rest = [engine.id for engine in ready if in_group(query, engine)]
-        predictions = {engine.id: Prediction(self.match) for engine in engines}
+        meant = [engine.id for engine in engines if in_group(query, engine)]
+        predictions = dict.fromkeys(meant, Prediction(self.match))
         return Route(target, tuple(rest), predictions, self.name, "it is the first")
 
 
@@ -244,6 +248,7 @@ async def path_to(
     continues: bool = True,
     total_timeout_s: float = 3600.0,
     targets: Targets = AS_NAMED,
+    via: SplitVia = SplitVia.NONE,
 ) -> AsyncIterator[Path]:
     """A server whose every request flows to `engines`."""
     events: list[Event] = []
@@ -256,6 +261,7 @@ async def path_to(
         check = SelfCheck(index, KvFeed(fleet, caches, events.append, clock, time.time), events.append)
         executor = stack.enter_context(ThreadPoolExecutor(1))
         standing = Standing(fleet, clock, max_ejected_share=0.5)
+        budget = RetryBudget(retries)
         parts = FlowParts(
             fleet=fleet,
             caches=caches,
@@ -270,11 +276,15 @@ async def path_to(
             naming=Naming(targets, fleet, standing),
             explain=ExplainLog(ExplainConfig(), lambda: 1_000_000.0),
             standing=standing,
-            budget=RetryBudget(retries),
+            budget=budget,
             idempotency=Idempotency(IdempotencyConfig(), clock),
             admission=admission,
             continues=continues,
             total_timeout_s=total_timeout_s,
+            handover=Handover(
+                HandoverParts(fleet, caches, check, standing, budget, events.append, clock),
+                SplitSetup(via, SplitRule(1), 1000, InOrder(num_predicted), admission),
+            ),
         )
         flow = Flow(parts)
         server = HttpServer(lambda exchange: flow.start(exchange, Endpoint.COMPLETIONS), SERVER_LIMITS)

@@ -220,6 +220,29 @@ def test_scopes_do_not_see_each_other_and_a_request_may_stay_out() -> None:
     assert again.num_external_hit == 0
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_what_another_engine_is_storing_is_waited_for(is_stored: bool) -> None:
+    """The second engine asks first, and was told to expect the prompt: it waits, and loads what the first
+    engine stores half a second later. Where nothing comes it waits for a second and computes."""
+    first, second = pair(SharedTier(50, COSTLY))
+    again = ask("b", range(16))
+    again.wish = Wish(wait_s=1.0, expect_tokens=16)
+    second.add(again)
+    now_s = 0.0
+    while now_s < 0.5:
+        running = second.start_step(now_s, now_s)
+        assert running is not None
+        now_s = running.ends_s
+        second.finish_step()
+    assert again.status is Status.WAITING
+    if is_stored:
+        first.add(ask("a", range(16)))
+        run(first, now_s)
+    _, ended_s = run(second, now_s)
+    assert (again.num_external_hit, again.num_generated) == (16 if is_stored else 0, 1)
+    assert ended_s < 2.0
+
+
 def test_a_full_store_drops_what_was_used_last_longest_ago() -> None:
     """A store of two chunks gets a third: the first is gone, which the engine that stored announces."""
     engine, _ = pair(SharedTier(2))

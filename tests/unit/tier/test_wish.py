@@ -13,7 +13,13 @@ json_values = st.recursive(
 )
 fields = st.fixed_dictionaries(
     {},
-    optional={"v": json_values, "scope": json_values, "store": json_values, "wait_ms": json_values},
+    optional={
+        "v": json_values,
+        "scope": json_values,
+        "store": json_values,
+        "wait_ms": json_values,
+        "expect_tokens": json_values,
+    },
 )
 
 
@@ -26,7 +32,7 @@ def test_nothing_asked(params: object) -> None:
 def test_everything_asked() -> None:
     """All fields that this version reads."""
     params = {"anbar": {"v": 1, "scope": "tenant", "store": "never", "wait_ms": 250, "expect_tokens": 7}}
-    assert parse(params) == Wish("tenant", Storing.NEVER, 0.25)
+    assert parse(params) == Wish("tenant", Storing.NEVER, 0.25, 7)
     assert not parse(params).may_store
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anbar.adapters.http.message import Header, render_headers
-from anbar.adapters.http.upstream import UpstreamPool
+from anbar.adapters.http.upstream import Reply, UpstreamPool
 from anbar.core.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 
 MAX_BYTES = 64 * 1024**2
@@ -69,8 +69,13 @@ async def fetch(
 async def _fetch(pool: UpstreamPool, head: bytes, body: bytes, timeout_s: float) -> Fetched:
     reply = await pool.ask(head, body, timeout_s)
     try:
-        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        reply.pump(_Collector(done))
-        return Fetched(reply.status, await done)
+        return Fetched(reply.status, await whole_body(reply))
     finally:
         reply.close()
+
+
+async def whole_body(reply: Reply) -> bytes:
+    """The body of an answer, which nobody reads besides. Raises UpstreamError when it breaks off."""
+    done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    reply.pump(_Collector(done))
+    return await done

@@ -21,6 +21,7 @@ from anbar.core.outcome import (
     FleetGauges,
     KvStreamGap,
     KvStreamRestarted,
+    PrefillEnded,
     RequestFinished,
     RequestMalformed,
     RetryRefused,
@@ -29,6 +30,8 @@ from anbar.core.outcome import (
 )
 
 TOKENIZE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+PREFILL_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 BREAKER_STATES = ("closed", "open", "half_open")
 
@@ -180,6 +183,8 @@ class RouterMetrics:
                 self._malformed.labels(str(status)).inc()
             case AttemptFailed(engine, failure):
                 self._failures.labels(engine, failure.value).inc()
+            case PrefillEnded(engine, verdict, seconds):
+                self._prefills.labels(engine, verdict).observe(seconds)
             case RetryRefused():
                 self._refused_retries.labels().inc()
             case BreakerChanged(engine, breaker):
@@ -251,6 +256,18 @@ class RouterMetrics:
         self._continued = counter(
             "anbar_router_continued_streams_total", "Streams that another engine went on with.", ()
         )
+        self._splits = counter(
+            "anbar_router_split_requests_total",
+            "Requests where prefill and decode are split, by what became of that.",
+            ("model", "outcome"),
+        )
+        self._prefills = Spreads(
+            "anbar_router_split_prefill_seconds",
+            "First legs of split requests, by the engine that was asked last.",
+            ("engine", "outcome"),
+            PREFILL_BUCKETS_S,
+        )
+        self._registry.register(self._prefills)
         self._replays = counter(
             "anbar_router_idempotent_replays_total", "Repeated requests that got the first one's answer.", ()
         )
@@ -258,6 +275,8 @@ class RouterMetrics:
     def _finished(self, event: RequestFinished) -> None:
         self._of_requests.on(event)
         model = self._of_requests.label_of(event.model)
+        if event.split:
+            self._splits.labels(model, event.split).inc()
         if event.continued:
             self._continued.labels().inc()
         if event.replayed:

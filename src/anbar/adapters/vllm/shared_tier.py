@@ -122,7 +122,8 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._lookups.close(req_context.req_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return _ANSWERS[self._lookups.answer(req_context.req_id, key)]
+        position = req_context.get_offload_key_position(key)
+        return _ANSWERS[self._lookups.answer(req_context.req_id, key, position)]
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         request_wish = self._wish(job_metadata)

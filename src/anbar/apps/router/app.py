@@ -30,6 +30,7 @@ from anbar.apps.router.build import (
     policy_options,
     retry_budget,
     server_limits,
+    split_setup,
     targets,
     upstream_limits,
 )
@@ -41,6 +42,7 @@ from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.flow import Flow, FlowParts
+from anbar.apps.router.handover import Handover, HandoverParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.members import Members, MembersParts
@@ -61,6 +63,7 @@ from anbar.core.ids import EngineId
 from anbar.core.outcome import EngineGauges, Event, FleetGauges, RequestMalformed
 from anbar.route import Policy, make_policy
 from anbar.route.admission import AdmissionConfig
+from anbar.route.retry_budget import RetryBudget
 
 TOKENIZER_THREADS = 2
 """Tokenizers run outside the interpreter's lock, so a second one helps; more would starve the event loop."""
@@ -116,32 +119,41 @@ class Router:
         self.discovery = Discovery(config.engines, self._discovery_parts(caches, clock))
         self._reloading: asyncio.Task[None] | None = None
         self.reloader = Reloader(config, self._reload_parts(source))
+        budget = retry_budget(router)
         self.explain = ExplainLog(router.explain, time.time)
         self.recorder = Recorder(router.record, self.fleet, time.time)
-        self.flow = Flow(
-            FlowParts(
-                fleet=self.fleet,
-                caches=caches,
-                check=self._check,
-                policy=_policy(router),
-                prompts=prompts,
-                emit=self.emit,
-                clock=clock,
-                client_kv=ClientKv(router.client_kv_fields.value),
-                session_header=router.session.header.encode(),
-                naming=self.naming,
-                explain=self.explain,
-                standing=self._standing,
-                budget=retry_budget(router),
-                idempotency=idempotency(router, clock),
-                admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
-                continues=router.continue_streams,
-                total_timeout_s=router.total_timeout_s,
-                recorder=self.recorder,
-            )
-        )
+        self.handover = self._handover(caches, budget, clock)
+        self.flow = Flow(self._flow_parts(caches, prompts, budget, clock))
         self.state = RouterState()
         self._server = self._listener()
+
+    def _handover(self, caches: Caches, budget: RetryBudget, clock: Clock) -> Handover:
+        parts = HandoverParts(self.fleet, caches, self._check, self._standing, budget, self.emit, clock)
+        return Handover(parts, split_setup(self._config.router, _policy(self._config.router)))
+
+    def _flow_parts(self, caches: Caches, prompts: Prompts, budget: RetryBudget, clock: Clock) -> FlowParts:
+        router = self._config.router
+        return FlowParts(
+            fleet=self.fleet,
+            caches=caches,
+            check=self._check,
+            policy=_policy(router),
+            prompts=prompts,
+            emit=self.emit,
+            clock=clock,
+            client_kv=ClientKv(router.client_kv_fields.value),
+            session_header=router.session.header.encode(),
+            naming=self.naming,
+            explain=self.explain,
+            standing=self._standing,
+            budget=budget,
+            idempotency=idempotency(router, clock),
+            admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
+            continues=router.continue_streams,
+            total_timeout_s=router.total_timeout_s,
+            recorder=self.recorder,
+            handover=self.handover,
+        )
 
     def _listener(self) -> HttpServer:
         endpoints = Endpoints(
@@ -196,6 +208,9 @@ class Router:
         policy = self.flow.parts.policy
         if (router.policy, policy_options(router)) != (before.router.policy, policy_options(before.router)):
             policy = _policy(router)  # a policy that goes on remembers whose turn it is
+            self.handover.setup = split_setup(router, _policy(router))
+        elif router.split != before.router.split:
+            self.handover.setup = split_setup(router, self.handover.setup.policy)
         self.flow.parts = replace(
             self.flow.parts,
             policy=policy,

@@ -8,6 +8,7 @@ from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
 from anbar.apps.engine_key import engine_key
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.handover import SplitSetup
 from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
@@ -19,10 +20,12 @@ from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import BreakerChanged, Emit, EngineStateChanged
-from anbar.route import Placements, PolicyOptions, PrefixIndex, PromptChains, ResidencyLimits
+from anbar.route import Placements, Policy, PolicyOptions, PrefixIndex, PromptChains, ResidencyLimits
+from anbar.route.admission import AdmissionConfig
 from anbar.route.breaker import Breaker, BreakerConfig
 from anbar.route.drift import DriftCheck, DriftLimits
 from anbar.route.retry_budget import RetryBudget, RetryConfig
+from anbar.route.split import SplitRule
 from anbar.route.targets import Target, Targets
 
 
@@ -90,6 +93,17 @@ def breaker(router: RouterConfig, engine: EngineId, emit: Emit) -> Breaker:
     return Breaker(config, lambda state: emit(BreakerChanged(engine, state.value)))
 
 
+def split_setup(router: RouterConfig, policy: Policy) -> SplitSetup:
+    split = router.split
+    return SplitSetup(
+        via=split.via,
+        rule=SplitRule(split.min_uncached_tokens, split.min_gain_s),
+        wait_ms=split.wait_ms,
+        policy=policy,
+        admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
+    )
+
+
 def retry_budget(router: RouterConfig) -> RetryBudget:
     return RetryBudget(RetryConfig(router.retry_share, router.retry_floor))
 
@@ -124,6 +138,7 @@ def attach(
         costs=priors.costs(engine.cost_file, f"engines: {engine.name!r}: cost_file"),
         breaker=breaker(router, engine_id, emit),
         drift=DriftCheck(drift_limits(router)),
+        role=engine.role,
     )
 
 

@@ -182,6 +182,7 @@ def _describe(engine: Engine) -> dict[str, object]:
         "id": engine.id,
         "url": engine.url,
         "state": engine.state.value,
+        "role": engine.role.value,
         "breaker": engine.breaker.state.value,
         "reason": engine.health.reason,
         "last_error": engine.health.last_error,

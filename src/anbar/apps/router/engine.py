@@ -11,6 +11,7 @@ from anbar.adapters.vllm.probe import ServedModel
 from anbar.apps.router.adapter_use import AdapterUse
 from anbar.apps.router.health import Health
 from anbar.apps.router.load import EngineLoad
+from anbar.config.split import Role
 from anbar.core.fleet import EngineState, EngineView
 from anbar.core.ids import EngineId
 from anbar.route import EngineCosts, EngineProfile
@@ -125,6 +126,7 @@ class Engine:
     """The engine's own key, as a header."""
     health: Health
     costs: EngineCosts
+    role: Role = Role.BOTH
     load: EngineLoad = field(default_factory=EngineLoad)
     facts: EngineFacts = EngineFacts()
     profile: EngineProfile | None = None

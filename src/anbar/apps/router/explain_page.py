@@ -90,6 +90,21 @@ class ExplainedOutcome(msgspec.Struct, frozen=True):
     """0 also when the engine did not report them."""
 
 
+class ExplainedSplit(msgspec.Struct, frozen=True):
+    """What became of splitting its prefill from its decode."""
+
+    outcome: str
+    """`split`, or why not (docs/concepts/disaggregation.md)."""
+    engine: str | None
+    """Who computed the prompt, or was asked last to."""
+    prefill_ms: float
+    """What that took."""
+    cached_tokens: int | None
+    """What that engine reported; null: nothing."""
+    engines: list[ExplainedEngine]
+    """As those who may answer, for the prefill; empty when nobody was asked."""
+
+
 class ExplainedRequest(msgspec.Struct, frozen=True):
     """One request that was routed."""
 
@@ -116,6 +131,8 @@ class ExplainedRequest(msgspec.Struct, frozen=True):
     """The policy's own words."""
     engines: list[ExplainedEngine]
     """The choice, the fallbacks in their order, then those that were dropped."""
+    split: ExplainedSplit | None
+    """null where nothing is split. Where this request was, `engines` are as they were after its prefill."""
     failed_attempts: list[ExplainedAttempt]
     outcome: ExplainedOutcome | None
     """null while it runs."""
@@ -168,6 +185,7 @@ def explained(kept: Kept) -> ExplainedRequest:
         chosen=route.target if route is not None else None,
         reason=route.reason if route is not None else _why_none(decision),
         engines=[_engine(candidate) for candidate in candidates_of(decision)],
+        split=_split(record) if record.split else None,
         failed_attempts=[
             ExplainedAttempt(each.engine, each.failure.value, each.detail, ms(each.after_s))
             for each in record.failed
@@ -228,6 +246,18 @@ def _engine(candidate: Candidate) -> ExplainedEngine:
         in_flight=view.num_in_flight,
         queued_prefill_tokens=view.queued_prefill_tokens,
         decoding=view.num_decoding,
+    )
+
+
+def _split(record: Record) -> ExplainedSplit:
+    leg = record.prefill
+    decision = leg.decision if leg is not None else None
+    return ExplainedSplit(
+        outcome=record.split,
+        engine=record.prefill_engine,
+        prefill_ms=ms(record.prefill_s),
+        cached_tokens=leg.reported_cached_tokens if leg is not None else None,
+        engines=[_engine(candidate) for candidate in candidates_of(decision)] if decision is not None else [],
     )
 
 

@@ -6,6 +6,7 @@ from textwrap import wrap
 from anbar.apps.router.explain_page import (
     ExplainedEngine,
     ExplainedRequest,
+    ExplainedSplit,
     Explanations,
     LastRequests,
 )
@@ -66,14 +67,30 @@ def _request(request: ExplainedRequest) -> Iterable[str]:
     if request.chosen is not None:
         yield f"  {request.policy} chose {request.chosen}"
     yield from wrap(request.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
-    yield ""
-    rows = [_COLUMNS, *(_row(engine) for engine in request.engines)]
-    yield from (f"  {line}" for line in _table(rows, _WORDS))
-    yield f"  {_LEGEND}"
-    yield ""
+    if request.split is not None:
+        yield from _prefill(request.split)
+    yield from _engines(request.engines)
     for attempt in request.failed_attempts:
         yield f"  {attempt.engine} failed after {attempt.after_ms:g} ms: {attempt.failure} ({attempt.detail})"
     yield from (f"  {line}" for line in _ended(request))
+
+
+def _engines(engines: Sequence[ExplainedEngine]) -> Iterable[str]:
+    yield ""
+    rows = [_COLUMNS, *(_row(engine) for engine in engines)]
+    yield from (f"  {line}" for line in _table(rows, _WORDS))
+    yield f"  {_LEGEND}"
+    yield ""
+
+
+def _prefill(split: ExplainedSplit) -> Iterable[str]:
+    """The first leg, before the one that answers."""
+    if split.engine is None:
+        yield f"  prefill and decode not split: {split.outcome}"
+        return
+    cached = "" if split.cached_tokens is None else f", {split.cached_tokens} tokens cached there"
+    yield f"  prefill by {split.engine}: {split.outcome}, {split.prefill_ms:g} ms{cached}"
+    yield from _engines(split.engines)
 
 
 def _row(engine: ExplainedEngine) -> tuple[str, ...]:

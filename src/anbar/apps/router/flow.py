@@ -4,6 +4,7 @@ parse → tokenize → match → decide → forward (`forward.py`) → one event
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, overloaded, upstream_failed
 from anbar.apps.router.forward import Forwarder, ForwardParts, Job
+from anbar.apps.router.handover import Handed, Handover, Wanted
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
 from anbar.apps.router.naming import Naming
@@ -75,6 +77,7 @@ class FlowParts:
     """In small letters."""
     recorder: Recorder
     naming: Naming
+    handover: Handover
 
 
 class Audience(NamedTuple):
@@ -190,8 +193,10 @@ class Flow:
         session = session_of(exchange.request, api.body, parts.session_header)
         key = session or record.request_id
         exchange.request, api, group = parts.naming.resolved(exchange.request, api, key)
-        serving = self._serving(api.model, group)
-        meant = Audience(serving, group, session, len(exchange.request.body))
+        splits = parts.handover.is_on
+        able = parts.handover.answering(api.model, group) if splits else group
+        serving = self._serving(api.model, able)
+        meant = Audience(serving, able, session, len(exchange.request.body))
         record.model = api.model
         max_model_len = max(engine.facts.max_model_len for engine in serving)
         if max_model_len:
@@ -202,14 +207,37 @@ class Flow:
         record.num_prompt_tokens = query.num_tokens
         record.pending = parts.recorder.begin(query, serving[0])
         route, matched = self._decide(query, api, tokens.note, record)
-        record.policy = route.policy
         head = forwarded(exchange.request, record.request_id)
-        explanation = parts.explain.headers(exchange.request, record)
         until_s = record.started_s + parts.total_timeout_s
+        handed: Handed | None = None
+        if splits:
+            wanted = Wanted(exchange.request, api, query, tokens.reading, head, until_s, tokens.note)
+            handed = await parts.handover.prepare(wanted, route, group, record)
+            if handed is not None:
+                exchange.request = handed.request
+                with suppress(NoEngine):  # all have gone since: those of the first choice, if they come back
+                    route, matched = self._decide(query, api, tokens.note, record, handed)
+            route = parts.handover.with_last_resorts(route, query, group)
+        record.policy = route.policy
+        explanation = parts.explain.headers(exchange.request, record)
+        if handed is not None:
+            explanation = (*explanation, handed.header)
         sight = parts.policy.sight
         reading, told = tokens.reading, matched.told
         job = Job(
-            exchange, api, query, reading, route, told, head, tokens.note, until_s, sight, explanation, claim
+            exchange,
+            api,
+            query,
+            reading,
+            route,
+            told,
+            head,
+            tokens.note,
+            until_s,
+            sight,
+            explanation,
+            claim,
+            handed,
         )
         await self._forwarder.forward(job, record)
 
@@ -279,10 +307,20 @@ class Flow:
         return self._matched[1]
 
     def _decide(
-        self, query: RouteQuery, api: ApiRequest, tokens_note: str, record: Record
+        self,
+        query: RouteQuery,
+        api: ApiRequest,
+        tokens_note: str,
+        record: Record,
+        handed: Handed | None = None,
     ) -> tuple[Route, Matched]:
+        """Choose; `handed`: its prompt has been computed, so the request is taken on in any case."""
         parts = self.parts
+        if handed is not None:
+            self._matched = None, Matched()  # it is some time since
         matched = self._match(query, api)
+        if handed is not None:
+            matched = parts.handover.raised(matched, query, handed.num_tokens)
         record.decided_s = parts.clock.now_s()
         views = parts.standing.views(query.model, query.engines)
         degraded = {engine.id: imprecise(parts.policy.sight, engine) for engine in parts.fleet}
@@ -291,8 +329,9 @@ class Flow:
             route = parts.policy.decide(query, views, matched.believed)
         finally:  # also that nothing could serve it is to be explained
             record.decision = note_decision(query, tokens_note, views, degraded, route)
-            parts.explain.add(record)
-        refused_s = seconds_to_wait(parts.admission, views, route.predictions)
+            if handed is None:
+                parts.explain.add(record)
+        refused_s = 0.0 if handed else seconds_to_wait(parts.admission, views, route.predictions)
         if refused_s:
             raise overloaded(refused_s)
         return route, matched

@@ -41,6 +41,7 @@ from anbar.apps.router.attempt import (
 from anbar.apps.router.caches import Caches, degraded
 from anbar.apps.router.continuation import Rest, is_continuable, rest_of
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.handover import Handed
 from anbar.apps.router.headers import answer_headers
 from anbar.apps.router.idempotency import Claim, kept_headers
 from anbar.apps.router.load import Plan
@@ -86,6 +87,9 @@ class Job(msgspec.Struct, frozen=True):
     """What the client's answer carries beside the headers that all have."""
     claim: Claim | None = None
     """Where a good answer is kept for repetitions."""
+    handed: Handed | None = None
+    """Its prompt was computed by another engine: what the one that answers reports of its cache and takes to
+    begin says nothing of either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class Forwarder:
                 engine = None if is_over else walk.next(error)
                 if engine is None:
                     raise
+                if job.handed is not None:
+                    job.exchange.request = job.handed.again
             finally:
                 if walk.refused:
                     self._emit(RetryRefused())
@@ -234,6 +240,8 @@ class Forwarder:
                 reply.close()
         if record.outcome is not Outcome.OK:
             return broken if failure is None else SIGNALS[failure]
+        if job.handed is not None:
+            return Signal.OK
         if job.api.stream and job.query.token_ids:
             num_cached = _first(record.reported_cached_tokens, num_predicted)
             engine.costs.observe(share.finished(num_cached, record.num_prompt_tokens))

@@ -47,7 +47,11 @@ async def ask(
 async def ask_for_rest(engine: Engine, head: bytes, body: bytes, left_s: float) -> Reply:
     """Send a completion of the router's own making, with header lines of the client's. Raises
     UpstreamError, as `ask` does."""
-    target = Endpoint.COMPLETIONS.value.encode()
+    return await ask_plainly(engine, Endpoint.COMPLETIONS.value.encode(), head, body, left_s)
+
+
+async def ask_plainly(engine: Engine, target: bytes, head: bytes, body: bytes, left_s: float) -> Reply:
+    """Send `body` as it is. Raises UpstreamError, as `ask` does."""
     return await _answer(engine, _render(engine, target, head, len(body)), body, left_s)
 
 

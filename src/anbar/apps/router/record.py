@@ -44,6 +44,8 @@ class Record(RequestFacts, kw_only=True):
     pending: Pending | None = None
     """What the block log will need of it; only while it runs, for it holds the prompt's tokens."""
     failed: list[FailedAttempt] = msgspec.field(default_factory=list)
+    prefill: "Record | None" = None
+    """Of the first leg of a split request: who computed the prompt."""
     e2e_s: float | None = None
     """None while it runs."""
 

@@ -25,6 +25,7 @@ LIVE = frozenset(
         "engines",
         "router.policy",
         "router.models",
+        "router.split",
         "router.session",
         "router.prefix.min_match",
         "router.prefix.spill_ratio",

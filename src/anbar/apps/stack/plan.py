@@ -49,7 +49,8 @@ def plan_stack(
         interpreter = Path(sys.executable) if is_emulated(entry) else python
         assert interpreter is not None, "vLLM needs an interpreter"
         for slot in slots[entry.name]:
-            command = engine_command(interpreter, launch, config.cache, slot, store)
+            via = config.router.split.via
+            command = engine_command(interpreter, launch, config.cache, slot, store, via)
             path = f"{interpreter.parent}:{environ.get('PATH', '')}"  # compilers and tools beside it
             child = _child(config, slot.id, command.argv, {**environ, "PATH": path, **command.env})
             engines.append(_engine_part(config, launch, slot, child))

@@ -139,7 +139,7 @@ class Connector:
             return 0
         start = num_local // size
         keys = self._keys(request, start, end)
-        num_hits = self._num_hits(offload, keys)
+        num_hits = self._num_hits(offload, keys, start)
         if num_hits is None:
             return None
         num_tokens = (start + num_hits) * size - num_local
@@ -251,9 +251,10 @@ class Connector:
         size = self._chunk_blocks
         return list(request.keys.first(end * size)[start * size + size - 1 :: size])
 
-    def _num_hits(self, offload: _Offload, keys: Sequence[BlockKey]) -> int | None:
-        """Leading chunks that are there; None when that is not certain yet. All are asked for up to the first
-        that is missing, so that the shared tier begins to fetch them."""
+    def _num_hits(self, offload: _Offload, keys: Sequence[BlockKey], start: int) -> int | None:
+        """Leading chunks that are there, of which the first is number `start` of the prompt; None when that
+        is not certain yet. All are asked for up to the first that is missing, so that the shared tier begins
+        to fetch them."""
         if self.link is not None:
             self.link.poll()
         num_hits, is_certain = 0, True
@@ -263,17 +264,18 @@ class Connector:
                 is_hit = found is Found.HIT
                 self._work.host.note(offload.asked_host, key, hit=is_hit, now_s=self._now_s)
             if found is Found.MISS and self.link is not None and offload.request.loads_shared:
-                found = self._lookup_shared(self.link, offload, key)
+                end_token = (start + num_hits + 1) * self._chunk_tokens
+                found = self._lookup_shared(self.link, offload, key, end_token)
             if found is Found.MISS:
                 break
             num_hits += 1
             is_certain = is_certain and found is Found.HIT
         return num_hits if is_certain else None
 
-    def _lookup_shared(self, link: SharedLink, offload: _Offload, key: BlockKey) -> Found:
+    def _lookup_shared(self, link: SharedLink, offload: _Offload, key: BlockKey, end_token: int) -> Found:
         offload.fetched.discard(key)
         asked = None if offload.has_run else offload.asked_shared
-        found = link.lookup(offload.request, key, offload.used, self._work, asked)
+        found = link.lookup(offload.request, key, end_token, offload.used, self._work, asked)
         if found is Found.COMING:
             offload.fetched.add(key)
         return found

@@ -251,12 +251,19 @@ class SharedLink:
         self._lookups.close(request.id)
 
     def lookup(
-        self, request: EngineRequest, key: BlockKey, used: set[BlockKey], work: TierWork, asked: Asked | None
+        self,
+        request: EngineRequest,
+        key: BlockKey,
+        end_token: int,
+        used: set[BlockKey],
+        work: TierWork,
+        asked: Asked | None,
     ) -> Found:
-        """Where a chunk is that the host tier does not have; if the store has it, it is fetched. What was
-        found is noted in `work`; `asked` None: not of this request any more."""
+        """Where a chunk is that the host tier does not have, the last one of the first `end_token` tokens; if
+        the store has it, it is fetched. What was found is noted in `work`; `asked` None: not of this request
+        any more."""
         name = cast(bytes, key)  # any hashable: the policies only compare keys
-        answer = self._lookups.answer(request.id, name)
+        answer = self._lookups.answer(request.id, name, end_token)
         if answer is Answer.RETRY:
             if asked is not None:
                 asked.setdefault(key, self._now.value_s)

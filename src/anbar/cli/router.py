@@ -20,7 +20,8 @@ def router(
 
     Logs one JSON object per line on standard error. SIGTERM or Ctrl-C lets running answers finish for
     router.drain_timeout_s; a second one ends at once. SIGHUP, or a change of the file, takes the
-    configuration in anew; a bad one is refused and the old one goes on.
+    configuration in anew; a bad one is refused and the old one goes on. With router.workers this process
+    starts that many, which share the port, and passes signals on.
     """
     shorthands = {
         "router.host": ("--host", host),
@@ -28,4 +29,7 @@ def router(
     }
     file = config_file(file)
     source = Source(lambda: load_options(file, None, shorthands).config, file)
-    raise typer.Exit(run(source, os.environ, sys.stderr.buffer))
+    given = (("--config", file), ("--host", host), ("--port", port))
+    options = [text for name, value in given if value is not None for text in (name, str(value))]
+    worker = (sys.executable, "-m", "anbar.cli.main", "router", *options)
+    raise typer.Exit(run(source, os.environ, sys.stderr.buffer, worker))

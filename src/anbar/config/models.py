@@ -315,7 +315,8 @@ class RecordConfig(ConfigModel):
     No text and no tokens: blocks and sessions have keyed names (key: `<state_dir>/record.key`)."""
 
     path: NamedPath | None = None
-    """File to append to, mode 0600; not shared between routers. null: nothing is recorded."""
+    """File to append to, mode 0600; not shared between routers: of several workers the second writes
+    `<name>-w1<suffix>`, and so on. null: nothing is recorded."""
 
     rate: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     """Share of the conversations that are recorded, each with all its requests (`router.session.header`)."""
@@ -364,6 +365,10 @@ class RouterConfig(ConfigModel):
 
     port: Port = 8000
     """TCP port to listen on."""
+
+    workers: Annotated[Int, Field(ge=1, le=64)] = 1
+    """Router processes on this port, each of which takes a core. Clients see one router:
+    docs/concepts/several-routers.md."""
 
     policy: PolicyName = PolicyName.PREDICTED_TTFT
     """predicted_ttft: the engine predicted to answer first, given where the prefix is and how busy each is.

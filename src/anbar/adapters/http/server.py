@@ -377,10 +377,13 @@ class HttpServer:
         self.loop: asyncio.AbstractEventLoop
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int, backlog: int = 1024) -> int:
-        """Listen; returns the port (of use when `port` is 0). Raises OSError when it is taken."""
+    async def start(self, host: str, port: int, backlog: int = 1024, *, shared: bool = False) -> int:
+        """Listen; returns the port (of use when `port` is 0). `shared`: other processes of this user may
+        listen there too, and each gets a part of the connections. Raises OSError when it is taken."""
         self.loop = asyncio.get_running_loop()
-        self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
+        self._server = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=backlog, reuse_port=shared or None
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def drain(self, timeout_s: float) -> int:

@@ -68,6 +68,8 @@ class EventLog:
         self._lines: list[bytes] = []
         self.generation = 1
         """Of the configuration that is in force; stands in every line as `config`."""
+        self.about = b""
+        """More members of every line, each with its comma: which of several workers writes it."""
         self._second = -1
         self._utc = b""
         self.num_lost = 0
@@ -83,8 +85,8 @@ class EventLog:
     def _write(self, kind: str, fields: bytes) -> None:
         comma = b"," if len(fields) > 2 else b""
         now_s = self._wall_s()
-        head = (self._at(now_s), now_s, self.generation, kind.encode(), comma, fields[1:])
-        line = b'{"at":"%bZ","ts":%.3f,"config":%d,"event":"%b"%b%b\n' % head
+        head = (self._at(now_s), now_s, self.generation, self.about, kind.encode(), comma, fields[1:])
+        line = b'{"at":"%bZ","ts":%.3f,"config":%d%b,"event":"%b"%b%b\n' % head
         self._lines.append(line)
         if len(self._lines) == 1:
             self._later(self.flush)

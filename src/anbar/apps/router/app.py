@@ -1,13 +1,13 @@
 """The router as a whole: makes the parts, starts and stops them in order, and obeys signals."""
 
 import asyncio
-import errno
 import gc
 import random
 import resource
 import signal
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +27,7 @@ from anbar.apps.router.build import (
     drift_limits,
     idempotency,
     made_caches,
+    own_record,
     policy_options,
     retry_budget,
     server_limits,
@@ -45,6 +46,7 @@ from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.handover import Handover, HandoverParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
+from anbar.apps.router.listening import cannot_listen
 from anbar.apps.router.members import Members, MembersParts
 from anbar.apps.router.monitor import Monitor, MonitorParts
 from anbar.apps.router.naming import Naming
@@ -55,6 +57,8 @@ from anbar.apps.router.reload import Reloader, ReloadParts, Source
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.apps.router.token_probe import TokenProbe
+from anbar.apps.router.worker import WholeLines, Worker, on_orphaned, worker_of
+from anbar.apps.router.workers import WorkersPlan, run_workers
 from anbar.config.models import AnbarConfig, EngineConfig, RouterConfig
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, StackError
@@ -75,6 +79,9 @@ COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 """When Python looks for garbage in cycles. What a request makes is freed without a look, and by default there
 is one for every few requests, which finds nothing."""
 
+JUDGED_S = 10.0
+"""How long a worker waits for its engines before it listens: two looks at one that does not answer."""
+
 FORCED_EXIT = 1
 """Exit code after a second signal: work was cut."""
 
@@ -86,13 +93,20 @@ class Router:
     """
 
     def __init__(
-        self, config: AnbarConfig, environ: Mapping[str, str], sink: LineSink, source: Source | None = None
+        self,
+        config: AnbarConfig,
+        environ: Mapping[str, str],
+        sink: LineSink,
+        source: Source | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self._config = config
+        self._worker = worker
         self._environ = environ
         router = config.router
         clock = SystemClock()
         self._log = EventLog(sink, time.time, _soon)
+        self._log.about = b"" if worker is None else b',"worker":%d' % worker.place
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         self._priors = Priors()
         self.fleet = Fleet([self._attach(engine) for engine in config.engines if engine.discover is None])
@@ -121,11 +135,16 @@ class Router:
         self.reloader = Reloader(config, self._reload_parts(source))
         budget = retry_budget(router)
         self.explain = ExplainLog(router.explain, time.time)
-        self.recorder = Recorder(router.record, self.fleet, time.time)
+        self.recorder = Recorder(own_record(router.record, worker), self.fleet, time.time)
         self.handover = self._handover(caches, budget, clock)
         self.flow = Flow(self._flow_parts(caches, prompts, budget, clock))
         self.state = RouterState()
         self._server = self._listener()
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is one of several processes on its port."""
+        return self._worker is not None
 
     def _handover(self, caches: Caches, budget: RetryBudget, clock: Clock) -> Handover:
         parts = HandoverParts(self.fleet, caches, self._check, self._standing, budget, self.emit, clock)
@@ -186,14 +205,28 @@ class Router:
             loop.call_soon_threadsafe(self._record_trouble, trouble)
 
         self.recorder.start(self._config.state_dir, on_trouble)
+        if self._worker is not None:
+            self.discovery.start()
+            await self._all_judged()
         try:
-            port = await self._server.start(host, port)
+            port = await self._server.start(host, port, shared=self._worker is not None)
         except OSError as error:
-            raise StackError(_cannot_listen(host, port, error)) from error
-        self.discovery.start()
+            raise StackError(cannot_listen(host, port, error)) from error
+        if self._worker is not None:
+            self._worker.serves.touch()
+        else:
+            self.discovery.start()
         self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})
         self._reloading = asyncio.get_running_loop().create_task(self.reloader.run())
         return port
+
+    async def _all_judged(self) -> None:
+        """Wait, within reason, until every engine was looked at: a worker that starts again gets its part of
+        the connections as soon as it listens, and would refuse them while others serve."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(JUDGED_S):
+                while any(e.health.state is EngineState.STARTING for e in self.fleet):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
 
     async def _apply(self, config: AnbarConfig) -> None:
         """Put the parts of a configuration that are live into effect. Raises ConfigError, having changed
@@ -348,18 +381,6 @@ def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
     )
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is in use: stop what listens there, which "
-            f"`ss -ltnp 'sport = :{port}'` names, or choose another port with router.port or --port"
-        )
-    if error.errno == errno.EACCES:
-        return f"port {port} on {host} needs privileges: choose one above 1023 with router.port or --port"
-    reason = error.strerror or str(error)
-    return f"cannot listen on {host} port {port}: {reason}; check router.host and router.port"
-
-
 async def serve(router: Router, started: Callable[[int], None] = lambda port: None) -> int:
     """Run until SIGTERM or SIGINT, then drain; a second signal ends at once. SIGHUP reads the configuration
     again. Returns the exit code."""
@@ -368,9 +389,18 @@ async def serve(router: Router, started: Callable[[int], None] = lambda port: No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, router.reloader.ask)
+    if router.is_worker:
+        on_orphaned(lambda: signals.put_nowait(signal.SIGTERM))
     try:
-        started(await router.start())
-        await signals.get()
+        stopping = asyncio.ensure_future(signals.get())
+        starting = asyncio.ensure_future(router.start())
+        await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # a worker may wait for its engines
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return 0
+        started(await starting)
+        await stopping
         draining = asyncio.ensure_future(router.drain())
         again = asyncio.ensure_future(signals.get())
         await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
@@ -393,12 +423,18 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run(source: Source, environ: Mapping[str, str], sink: LineSink) -> int:
-    """Run a router in this process with the configuration at `source`; returns its exit code. Raises
-    ConfigError or StackError."""
+def run(source: Source, environ: Mapping[str, str], sink: LineSink, command: Sequence[str] = ()) -> int:
+    """Run a router with the configuration at `source`: in this process, or, if it is to have several, in
+    processes that `command` starts. Returns its exit code. Raises ConfigError or StackError."""
+    config, worker = source.read(), worker_of(environ)
+    if worker is None and config.router.workers > 1:
+        router = config.router
+        count, drain_s = router.workers, router.drain_timeout_s
+        return run_workers(WorkersPlan(count, router.host, router.port, command, environ, drain_s))
     allow_descriptors()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    router = Router(source.read(), environ, sink, source)
-    code: int = uvloop.run(serve(router))
+    if worker is not None:
+        sink = WholeLines(sys.stderr.fileno())
+    code: int = uvloop.run(serve(Router(config, environ, sink, source, worker)))
     return code

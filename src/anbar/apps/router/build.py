@@ -13,7 +13,8 @@ from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
 from anbar.apps.router.priors import Priors
-from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
+from anbar.apps.router.worker import Worker
+from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RecordConfig, RouterConfig
 from anbar.config.render import store_settings
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError
@@ -58,6 +59,13 @@ def policy_options(router: RouterConfig) -> PolicyOptions:
 
 def drift_limits(router: RouterConfig) -> DriftLimits:
     return DriftLimits(**router.self_check.model_dump())
+
+
+def own_record(record: RecordConfig, worker: Worker | None) -> RecordConfig:
+    """The block log as one of several workers writes it: each has its own file."""
+    if worker is None or record.path is None:
+        return record
+    return record.model_copy(update={"path": worker.own_file(record.path)})
 
 
 def targets(router: RouterConfig, groups: Mapping[str, frozenset[EngineId]]) -> Targets:

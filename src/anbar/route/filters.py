@@ -75,12 +75,28 @@ def verdict(query: RouteQuery, engine: EngineView) -> Verdict:
     return found
 
 
+def _plainly_able(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
+    """Those that any verdict but ABLE is out of the question for: mostly all, so mostly nothing is left to
+    judge."""
+    if query.lora is not None or query.engines:
+        return []
+    model, num_tokens = query.model, query.num_tokens
+    return [
+        engine
+        for engine in engines
+        if engine.state is EngineState.READY and model in engine.models and num_tokens < engine.max_model_len
+    ]
+
+
 def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
     """The engines that are ready, serve the model and have a context long enough, in the given order; those
     without a slot for the request's adapter only if there are no others.
 
     Raises `RequestError` or `NoEngine` as `Policy.decide` does; never returns an empty list.
     """
+    able = _plainly_able(query, engines)
+    if len(able) == len(engines) and able:
+        return able
     verdicts = [verdict(query, engine) for engine in engines]
     for wanted in (Verdict.ABLE, Verdict.NO_ADAPTER_SLOT):
         able = [engine for engine, found in zip(engines, verdicts, strict=True) if found is wanted]

@@ -8,6 +8,7 @@ are part of the chain.
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import cast
 
 import msgspec
@@ -23,6 +24,7 @@ _digest = xxhash.xxh3_64_intdigest
 NO_EXTRA: ExtraKeys = ()
 
 
+@lru_cache(1024)
 def root(model: str, lora: str | None = None) -> ChainHash:
     """The hash that the first block of `model` chains to, with the adapter `lora` or none."""
     name = _encode_extra(["anbar-chain-1", model, lora or ""])

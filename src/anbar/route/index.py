@@ -84,6 +84,8 @@ class _Member:
     space_key: SpaceKey
     space: _Space
     groups: set[int] = field(default_factory=set)
+    needs: tuple[int, int, Needs] | None = None
+    """The version of the slots and the number of groups that it was made from, and what it needs."""
 
 
 class PrefixIndex:
@@ -138,6 +140,7 @@ class PrefixIndex:
         if member is not None:
             self._clear(engine, member, tuple(Tier))
             member.groups.clear()
+            member.needs = None
 
     def apply(self, engine: EngineId, batch: KvBatch, now_s: float) -> None:
         """Take in one batch; raises KeyError for an engine that is not attached."""
@@ -165,7 +168,7 @@ class PrefixIndex:
                 known = runs[member.space_key] = member.space.residency.runs(self._chain(query, member))
             profile = member.profile
             num_tokens = len(query.token_ids)
-            needs = _needs(engine, member)
+            needs = _needs_now(engine, member)
             found[engine] = match_prefix(known, needs, num_tokens, profile.block_size, profile.chunk_blocks)
         return found
 
@@ -174,7 +177,7 @@ class PrefixIndex:
         member = self._members.get(engine)
         if member is None:
             return False
-        want = _needs(engine, member).device
+        want = _needs_now(engine, member).device
         return member.space.residency.runs((block,))[0].mask & want == want
 
     def named(self, engine: EngineId, name: EngineHash) -> ChainHash | None:
@@ -371,6 +374,15 @@ def _removed(engine: EngineId, member: _Member, event: BlocksRemoved) -> None:
     slot = slots.slot(place)
     for engine_hash in event.hashes:
         residency.remove(hash_key(engine_hash), slot)
+
+
+def _needs_now(engine: EngineId, member: _Member) -> Needs:
+    version, num_groups, made = member.space.slots.version, len(member.groups), member.needs
+    if made is not None and made[0] == version and made[1] == num_groups:
+        return made[2]
+    needs = _needs(engine, member)
+    member.needs = version, num_groups, needs
+    return needs
 
 
 def _needs(engine: EngineId, member: _Member) -> Needs:

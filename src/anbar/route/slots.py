@@ -21,6 +21,8 @@ class Slots:
         self._masks: dict[Place, int] = {}
         self._free: list[int] = []
         self._num_slots = 0
+        self.version = 0
+        """Another number whenever the bits of some place are others."""
 
     def slot(self, place: Place, epoch: int = 0) -> int:
         """The slot of a place, given out now if it has none."""
@@ -33,6 +35,7 @@ class Slots:
                 known, self._num_slots = self._num_slots, self._num_slots + 1
             epochs[epoch] = known
             self._masks[place] = self._masks.get(place, 0) | 1 << known
+            self.version += 1
         return known
 
     def bits(self, place: Place) -> int:
@@ -60,6 +63,7 @@ class Slots:
     def ended(self, tier: Tier, first_epoch: int) -> int:
         """Take back the slots of epochs before `first_epoch` on a tier; their mask, to be cleared."""
         mask = 0
+        self.version += 1
         for place, epochs in self._slots.items():
             if place[1] is tier:
                 for epoch in [epoch for epoch in epochs if epoch < first_epoch]:
@@ -71,6 +75,7 @@ class Slots:
 
     def release(self, holder: str) -> None:
         """Give a holder's slots back; the caller has cleared them."""
+        self.version += 1
         for place in [place for place in self._slots if place[0] == holder]:
             self._free.extend(self._slots.pop(place).values())
             del self._masks[place]

@@ -247,6 +247,20 @@ def test_all_announced_groups_are_needed() -> None:
     assert total(index, A) == 2
 
 
+def test_a_forgotten_engine_may_announce_another_group() -> None:
+    """What an engine needs follows from the groups it announced since it was forgotten, also when there are
+    as many of them as before and nothing new was given out for them."""
+    index = index_of(A)
+    index.apply(A, batch(stored(PROMPT, group=1)), 0.0)
+    assert total(index, A) == 6
+    index.forget(A)
+    index.apply(A, batch(stored(PROMPT)), 0.0)
+    assert total(index, A) == 6
+    index.forget(A)
+    index.apply(A, batch(stored(PROMPT, 0, 2, group=1)), 0.0)
+    assert total(index, A) == 4
+
+
 def test_orphans_are_dropped_and_counted() -> None:
     """After a gap a block's parent is unknown: its content is not guessed."""
     index = index_of(A)

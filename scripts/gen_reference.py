@@ -24,6 +24,7 @@ from anbar.apps.model import MODELS_VARIABLE
 from anbar.apps.router.openapi import document
 from anbar.config import models
 from anbar.config.discover import DiscoverConfig
+from anbar.config.exchange import ExchangeConfig
 from anbar.config.split import SplitConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -41,6 +42,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("cache.store", models.StoreConfig),
     ("router", models.RouterConfig),
     ("router.models.NAME[]", models.TargetConfig),
+    ("router.exchange", ExchangeConfig),
     ("router.session", models.SessionConfig),
     ("router.split", SplitConfig),
     ("router.prefix", models.PrefixConfig),

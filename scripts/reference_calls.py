@@ -37,6 +37,7 @@ ENGINE_FIELDS = {
     "degraded": "why its cache is not predicted precisely; empty when it is",
     "adapters": "LoRA adapters: those `loaded` in slots, those `running` now, and the number of `slots`",
     "in_flight": "requests sent to it and not over",
+    "in_flight_elsewhere": "requests of other routers there, as far as they have told",
     "queued_prefill_tokens": "prompt tokens of those without a first byte, less what may be cached",
     "decoding": "requests past their first byte",
     "costs": "what was learned of its speed ([costs](../concepts/costs.md))",

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from anbar.config.discover import DiscoverConfig
+from anbar.config.exchange import ExchangeConfig, PeerAddress
 from anbar.config.fields import (
     Bytes,
     ConfigModel,
@@ -369,6 +370,13 @@ class RouterConfig(ConfigModel):
     workers: Annotated[Int, Field(ge=1, le=64)] = 1
     """Router processes on this port, each of which takes a core. Clients see one router:
     docs/concepts/several-routers.md."""
+
+    peers: tuple[PeerAddress, ...] = ()
+    """Routers on other machines, as `host:port`; a name stands for all of its addresses, and its own is
+    passed over. They count each other's requests."""
+
+    exchange: ExchangeConfig = Field(default_factory=ExchangeConfig)
+    """Where those reach this one."""
 
     policy: PolicyName = PolicyName.PREDICTED_TTFT
     """predicted_ttft: the engine predicted to answer first, given where the prefix is and how busy each is.

@@ -136,6 +136,24 @@ class Placements:
         if known is not None and placement.is_at(known):
             self._place(placement, known, query)
 
+    def blocks(self, engine: EngineId, query: RouteQuery) -> list[ChainHash]:
+        """What `send` remembers of a prompt, for another router's `receive`."""
+        known = self._engines.get(engine)
+        return self._chain(query, known)[: self._third] if known is not None else []
+
+    def receive(
+        self, engine: EngineId, chain: list[ChainHash], placement: Placement | None = None
+    ) -> Placement | None:
+        """Another router sends a prompt of these blocks to `engine` now; again with what it got here when
+        more blocks are known. It tells what becomes of it. None when the engine is not attached."""
+        known = self._engines.get(engine)
+        if known is None:
+            return None
+        if placement is None or not placement.is_at(known):
+            placement = Placement(known, None)
+        self._remember(placement, known, chain[: self._third])
+        return placement
+
     def placed(self, engine: EngineId, query: RouteQuery, now_s: float) -> None:
         """`query` was computed by `engine` at `now_s`, as another router may tell."""
         self.send(engine, query).over(now_s)
@@ -177,7 +195,9 @@ class Placements:
 
     def _place(self, placement: Placement, known: _Engine, query: RouteQuery) -> None:
         # More than a third is not remembered of one prompt: its beginning is what others share.
-        chain = self._chain(query, known)[: self._third]
+        self._remember(placement, known, self._chain(query, known)[: self._third])
+
+    def _remember(self, placement: Placement, known: _Engine, chain: list[ChainHash]) -> None:
         placement.last_block = chain[-1] if chain else None
         known.young.update(dict.fromkeys(chain, placement))
         if len(known.young) >= self._third:

@@ -133,7 +133,7 @@ def test_drain_and_undrain_are_told_once() -> None:
     """Each call answers with the state; what changed is an event, what did not is none."""
     events: list[Event] = []
     a = engine("a", "m")
-    admin = EngineAdmin(Fleet([a]), events.append)
+    admin = EngineAdmin(Fleet([a]), events.append, lambda engine: None)
     for _ in range(2):
         assert call(admin, b"/admin/engines/a/drain") == {"id": "a", "state": "draining", "in_flight": 0}
     assert call(admin, b"/admin/engines/a/undrain?x=1")["state"] == "ready"
@@ -160,7 +160,9 @@ def test_refusals(
     """Unknown engines and calls, web pages and strangers change nothing."""
     a = engine("a", "m")
     with pytest.raises(RequestError) as caught:
-        call(EngineAdmin(Fleet([a]), lambda event: None), target, *headers, method=method)
+        call(
+            EngineAdmin(Fleet([a]), lambda event: None, lambda engine: None), target, *headers, method=method
+        )
     assert caught.value.status == status
     assert not a.draining
 
@@ -169,7 +171,7 @@ def test_a_wrong_method_is_told_the_right_one() -> None:
     """GET drains nobody: 405, with `Allow`."""
     a = engine("a", "m")
     request = Request(b"GET", b"/admin/engines/a/drain", (), b"", peer_is_local=True)
-    answer = EngineAdmin(Fleet([a]), lambda event: None).answer(request)
+    answer = EngineAdmin(Fleet([a]), lambda event: None, lambda engine: None).answer(request)
     assert answer.status == 405
     assert (b"allow", b"POST") in answer.headers
     assert not a.draining

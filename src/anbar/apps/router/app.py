@@ -36,10 +36,14 @@ from anbar.apps.router.build import (
     upstream_limits,
 )
 from anbar.apps.router.caches import Caches
+from anbar.apps.router.changes import Change
 from anbar.apps.router.cost_page import cost_gauges
 from anbar.apps.router.discovery import Discovery, DiscoveryParts
+from anbar.apps.router.drains import DrainWords
 from anbar.apps.router.endpoints import EndpointParts, Endpoints, Life, RouterState
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.exchange import ExchangeParts, PeerExchange
+from anbar.apps.router.exchange_setup import Addresses, is_shared, listens_at, ports_of, secret_of
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.flow import Flow, FlowParts
@@ -55,6 +59,7 @@ from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.reload import Reloader, ReloadParts, Source
 from anbar.apps.router.self_check import SelfCheck
+from anbar.apps.router.sharing import PeerShare, SharedLoad, Told
 from anbar.apps.router.standing import Standing
 from anbar.apps.router.token_probe import TokenProbe
 from anbar.apps.router.worker import WholeLines, Worker, on_orphaned, worker_of
@@ -109,10 +114,12 @@ class Router:
         self._log.about = b"" if worker is None else b',"worker":%d' % worker.place
         self._metrics = RouterMetrics(CollectorRegistry(), self.look)
         self._priors = Priors()
+        self._told = Told() if is_shared(router, worker) else None
+        self._drains = DrainWords(time.time, self._tell)
         self.fleet = Fleet([self._attach(engine) for engine in config.engines if engine.discover is None])
         self._standing = Standing(self.fleet, clock, router.max_ejected_share)
         self.naming = Naming(targets(router, {}), self.fleet, self._standing)
-        caches = made_caches(router, self.fleet, clock)
+        caches = made_caches(router, self.fleet, clock, self._told)
         self.index = caches.index
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         prompts = Prompts(self._executor)
@@ -140,6 +147,28 @@ class Router:
         self.flow = Flow(self._flow_parts(caches, prompts, budget, clock))
         self.state = RouterState()
         self._server = self._listener()
+        self.exchange = self._made_exchange(self._told, caches, clock) if self._told is not None else None
+
+    def _tell(self, change: Change) -> None:
+        if self._told is not None:
+            self._told.tell(change)
+
+    def _made_exchange(self, told: Told, caches: Caches, clock: Clock) -> PeerExchange:
+        router, worker = self._config.router, self._worker
+        secret = secret_of(router)
+        port, num_ports = ports_of(router)
+        parts = ExchangeParts(
+            told=told,
+            share=lambda: PeerShare(self.fleet, caches.placements, clock),
+            listen=listens_at(router, worker, secret),
+            resolve=Addresses(router, worker, secret),
+            drained=self._drains.all,
+            on_drains=lambda word: self._drains.heard(word, self.fleet, self.emit),
+            emit=self.emit,
+            port=port,
+            num_ports=num_ports,
+        )
+        return PeerExchange(parts, {})
 
     @property
     def is_worker(self) -> bool:
@@ -187,6 +216,7 @@ class Router:
                 self.reloader.state,
                 self.naming,
                 self.discovery,
+                self._drains.told,
             )
         )
         return HttpServer(
@@ -205,6 +235,7 @@ class Router:
             loop.call_soon_threadsafe(self._record_trouble, trouble)
 
         self.recorder.start(self._config.state_dir, on_trouble)
+        await self._join()
         if self._worker is not None:
             self.discovery.start()
             await self._all_judged()
@@ -219,6 +250,16 @@ class Router:
         self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})
         self._reloading = asyncio.get_running_loop().create_task(self.reloader.run())
         return port
+
+    async def _join(self) -> None:
+        """Begin to tell other routers, and to hear them. Raises StackError."""
+        if self.exchange is None:
+            return
+        try:
+            await self.exchange.start()
+        except OSError as error:
+            at = self._config.router.exchange.listen or "a socket for the other workers"
+            raise StackError(f"cannot listen for other routers on {at}: {error.strerror or error}") from error
 
     async def _all_judged(self) -> None:
         """Wait, within reason, until every engine was looked at: a worker that starts again gets its part of
@@ -282,7 +323,11 @@ class Router:
         self.naming.targets = targets(self._config.router, self.discovery.groups())
 
     def _attach(self, engine: EngineConfig) -> Engine:
-        return attach(engine, self._config.router, self._environ, self._priors, self.emit)
+        made = attach(engine, self._config.router, self._environ, self._priors, self.emit)
+        made.draining = self._drains.is_drained(made.id)
+        if self._told is not None:
+            made.load = SharedLoad(made.id, self._told)
+        return made
 
     def _reload_parts(self, source: Source | None) -> ReloadParts:
         config = self._config
@@ -305,6 +350,8 @@ class Router:
             self._reloading.cancel()
         await self._server.stop()
         await self.flow.stop()
+        if self.exchange is not None:
+            await self.exchange.stop()
         await self.discovery.stop()
         await self._monitor.stop()
         await self._check.stop()

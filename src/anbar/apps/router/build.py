@@ -13,6 +13,7 @@ from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
 from anbar.apps.router.priors import Priors
+from anbar.apps.router.sharing import SharedCaches, Told
 from anbar.apps.router.worker import Worker
 from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RecordConfig, RouterConfig
 from anbar.config.render import store_settings
@@ -42,11 +43,14 @@ def upstream_limits(router: RouterConfig) -> UpstreamLimits:
     )
 
 
-def made_caches(router: RouterConfig, fleet: Fleet, clock: Clock) -> Caches:
-    """The index and the placements, which hash each prompt once for both."""
+def made_caches(router: RouterConfig, fleet: Fleet, clock: Clock, told: Told | None) -> Caches:
+    """The index and the placements, which hash each prompt once for both; `told`: for other routers."""
     chains = PromptChains()
     index = PrefixIndex(limits=ResidencyLimits(max_blocks=router.index_max_blocks), chains=chains)
-    return Caches(fleet, index, Placements(chains=chains), clock, router.prefix.max_age_s)
+    placements, max_age_s = Placements(chains=chains), router.prefix.max_age_s
+    if told is None:
+        return Caches(fleet, index, placements, clock, max_age_s)
+    return SharedCaches(told, fleet, index, placements, clock, max_age_s)
 
 
 def policy_options(router: RouterConfig) -> PolicyOptions:

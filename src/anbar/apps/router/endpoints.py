@@ -64,6 +64,8 @@ class EndpointParts:
     reload: ReloadState
     naming: Naming
     discovery: Discovery
+    on_drain: Callable[[Engine], None]
+    """Hears of each engine that a call has drained, or ended to drain."""
 
 
 class Endpoints:
@@ -71,7 +73,7 @@ class Endpoints:
 
     def __init__(self, parts: EndpointParts) -> None:
         self._parts = parts
-        self._engine_admin = EngineAdmin(parts.fleet, parts.emit)
+        self._engine_admin = EngineAdmin(parts.fleet, parts.emit, parts.on_drain)
         self._routed = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
         self._answered: dict[bytes, Callable[[Exchange], Answer]] = {
             b"/v1/models": self._models,
@@ -199,6 +201,7 @@ def _describe(engine: Engine) -> dict[str, object]:
             "slots": engine.adapters.told.num_slots,
         },
         "in_flight": load.num_in_flight,
+        "in_flight_elsewhere": load.num_elsewhere,
         "queued_prefill_tokens": load.queued_prefill_tokens,
         "decoding": load.num_decoding,
         "costs": costs_page(engine.costs),

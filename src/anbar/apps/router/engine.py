@@ -176,7 +176,7 @@ class Engine:
             queued_prefill_pairs=queue.pairs,
             prefill_done_s=queue.done_s(now_s) if queue.tokens else 0.0,
             num_decoding=load.num_decoding,
-            num_in_flight=load.num_in_flight,
+            num_in_flight=load.num_in_flight + load.num_elsewhere,
             adapters=self.adapters.loaded if has_adapters else NO_ADAPTERS,
             adapters_full=has_adapters and self.adapters.is_full,
         )

@@ -1,5 +1,6 @@
 """`POST /admin/engines/{id}/drain` and `/undrain`: an engine finishes what it has and gets nothing new."""
 
+from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 from anbar.adapters.http.message import Answer, Request, error_answer, json_answer
@@ -22,9 +23,11 @@ def set_draining(engine: Engine, draining: bool, emit: Emit, why: str) -> None:
 class EngineAdmin:
     """Changes engines by their ids."""
 
-    def __init__(self, fleet: Fleet, emit: Emit) -> None:
+    def __init__(self, fleet: Fleet, emit: Emit, on_word: Callable[[Engine], None]) -> None:
+        """`on_word` hears of each engine that was drained, or no longer, by a call."""
         self._fleet = fleet
         self._emit = emit
+        self._on_word = on_word
 
     def answer(self, request: Request) -> Answer:
         """Do what the path says; the answer tells how many requests the engine still has.
@@ -42,8 +45,14 @@ class EngineAdmin:
             return error_answer(wrong, ((b"allow", b"POST"),))
         engine = self._find(unquote_to_bytes(name).decode("utf-8", "replace"))
         set_draining(engine, _VERBS[verb], self._emit, "by an admin call")
+        self._on_word(engine)
         return json_answer(
-            200, {"id": engine.id, "state": engine.state.value, "in_flight": engine.load.num_in_flight}
+            200,
+            {
+                "id": engine.id,
+                "state": engine.state.value,
+                "in_flight": engine.load.num_in_flight + engine.load.num_elsewhere,
+            },
         )
 
     def _find(self, name: str) -> Engine:

@@ -23,10 +23,13 @@ class Plan(msgspec.Struct, frozen=True):
 class EngineLoad:
     """Requests that were sent to one engine and are not over."""
 
-    __slots__ = ("num_in_flight", "queue")
+    __slots__ = ("num_elsewhere", "num_in_flight", "queue")
 
     def __init__(self) -> None:
         self.num_in_flight = 0
+        """Of this router."""
+        self.num_elsewhere = 0
+        """Of other routers, as far as they have told."""
         self.queue = PrefillQueue()
         """Prompts without a first token, less what is predicted to come from a cache."""
 
@@ -37,7 +40,17 @@ class EngineLoad:
     @property
     def num_decoding(self) -> int:
         """Requests past their first token."""
-        return self.num_in_flight - len(self.queue)
+        return self.num_in_flight + self.num_elsewhere - len(self.queue)
+
+    def add_elsewhere(self, prompt: QueuedPrompt, now_s: float) -> None:
+        """Another router sends a request there."""
+        self.num_elsewhere += 1
+        self.queue.add(prompt, now_s)
+
+    def drop_elsewhere(self, prompt: QueuedPrompt, now_s: float) -> None:
+        """It is over."""
+        self.num_elsewhere -= 1
+        self.queue.discard(prompt, now_s)
 
     def hold(self, plan: Plan, clock: Clock) -> "Share":
         """Use as `with load.hold(plan, clock) as share:` around one try of one request."""

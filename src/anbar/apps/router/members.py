@@ -65,7 +65,7 @@ class Members:
         self._entries = wanted
         for name, engine in fresh.items():
             before = self._parts.fleet.get(name)
-            engine.draining = before is not None and before.draining
+            engine.draining |= before is not None and before.draining
             self._parts.fleet.put(engine)
             self._parts.monitor.watch(engine, attached(wanted[name]))
 

@@ -1,0 +1,1 @@
+"""Connections between routers: frames, proof of the common secret, listening and dialling."""

@@ -60,6 +60,8 @@ _PART_KEYS = _TEXT_PART_KEYS | _MEDIA_PART_KEYS | {"prompt_cache_breakpoint"}
 
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 
+_PLAIN_ROLES = ("user", "assistant", "system")
+
 _BILLING_HEADER = "x-anthropic-billing-header"
 """A line that some clients put first into the system prompt, different in each request; vLLM drops it."""
 
@@ -96,6 +98,24 @@ def tool_dicts(tools: object) -> list[dict[str, object]] | None:
 
 
 def _message(raw: object, form: ContentFormat) -> Message:
+    return _plain(raw, form) or _any_message(raw, form)
+
+
+def _plain(raw: object, form: ContentFormat) -> Message | None:
+    """Most messages, at a fifth of the cost: a role that is treated like no other, and a text."""
+    if not isinstance(raw, dict) or len(raw) != 2:
+        return None
+    role, content = raw.get("role"), raw.get("content")
+    if role not in _PLAIN_ROLES or not isinstance(content, str) or content.startswith(_BILLING_HEADER):
+        return None
+    return {"role": role, "content": content if form is ContentFormat.STRING else [_text(content)]}
+
+
+def _text(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}
+
+
+def _any_message(raw: object, form: ContentFormat) -> Message:
     if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
         raise Unreproducible(Reason.MALFORMED, "a message has no role")
     role = raw["role"]
@@ -121,7 +141,7 @@ def _parts(content: object) -> list[object]:
     if content is None:
         return []
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [_text(content)]
     if isinstance(content, list):
         return content
     raise Unreproducible(Reason.MALFORMED, "a message's content is neither text nor a list of parts")
@@ -130,7 +150,7 @@ def _parts(content: object) -> list[object]:
 def _part(part: object, form: ContentFormat) -> object:
     """One part for the template; None where vLLM leaves it out."""
     if isinstance(part, str):
-        return {"type": "text", "text": part} if form is ContentFormat.PARTS else part
+        return _text(part) if form is ContentFormat.PARTS else part
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise Unreproducible(Reason.MALFORMED, "a content part has no type")
     kind = part["type"]

@@ -9,17 +9,19 @@ pieces but for the last. Ids are kept by the piece's whole text: no two pieces c
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from anbar.adapters.vllm.reading import Part, Reading
+from anbar.adapters.vllm.reading import Reading
 from anbar.adapters.vllm.tokenizer_kind import TokenizerKind, kind_of
 from anbar.adapters.vllm.word_cache import SAFE_CUT, Backend, WordCache, encoded, packed
 
 PIECE_CHARS = 512, 4096
 """Of the first piece between two added tokens, and of the longest; each is twice as long as the one before.
 The first has some 100 tokens, a few blocks: enough to tell whether an engine knows the text at all."""
+_SPLIT_CHARS = 65_536
+"""A text up to this size is cut at its added tokens at once; a longer one as far as it is read."""
+
 _ENTRY_BYTES = 150
 """Of a dictionary's entry and of the head of a bytes object."""
 
@@ -41,13 +43,17 @@ class PieceCache:
         self.num_bytes = 0
         """Of what is kept now, texts and ids."""
 
-    def get(self, piece: str) -> bytes | None:
-        """The ids of a piece, if they are known; it counts as used."""
+    def known(self, pieces: Sequence[str]) -> list[bytes]:
+        """The ids of the first pieces, up to one that is not known; they count as used."""
+        found: list[bytes] = []
         with self._lock:
-            found = self._ids.pop(piece, None)
-            if found is not None:
-                self._ids[piece] = found
-            return found
+            for piece in pieces:
+                ids = self._ids.pop(piece, None)
+                if ids is None:
+                    break
+                self._ids[piece] = ids
+                found.append(ids)
+        return found
 
     def put(self, piece: str, ids: bytes) -> None:
         """Keep the ids of a piece that was not known."""
@@ -85,8 +91,7 @@ class Encoder:
         self._cache = PieceCache(cache_bytes)
         self._words = WordCache(backend, kind.words) if kind.words is not None else None
         self._safe_cut = SAFE_CUT[kind.words] if kind.words is not None else None
-        self._cut = re.compile("|".join(map(re.escape, kind.cuts))) if kind.cuts else None
-        self._cut_ids = {text: encoded(backend, text) for text in kind.cuts}
+        self._cut = re.compile(f"({'|'.join(map(re.escape, kind.cuts))})") if kind.cuts else None
         around = backend.encode("a", add_special_tokens=True)
         inside = around.special_tokens_mask.index(0)
         self._before = packed(around.ids[:inside])
@@ -102,14 +107,17 @@ class Encoder:
     def read(self, text: str, *, add_special_tokens: bool) -> Reading:
         """The ids of a text as they are needed; `add_special_tokens`: with those that the tokenizer puts
         around every text."""
-        parts = self._parts(text)
-        if add_special_tokens:
-            parts = chain((("", self._before),), parts, (("", self._behind),))
-        return Reading(len(text), parts, self)
+        before, behind = (self._before, self._behind) if add_special_tokens else (b"", b"")
+        segments = self._segments(text)
+        num_read = 0
+        if self._guard:
+            first = next(segments, "")
+            num_read, before = len(first), before + encoded(self._backend, first)
+        return Reading(len(text), self._pieces(segments), self, (num_read, before, behind))
 
-    def known(self, piece: str) -> bytes | None:
-        """The ids of a piece that was encoded before."""
-        return self._cache.get(piece)
+    def known(self, pieces: Sequence[str]) -> list[bytes]:
+        """The ids of the first of `pieces`, up to one that was not encoded before."""
+        return self._cache.known(pieces)
 
     def encode(self, piece: str) -> bytes:
         """The ids of a piece, which are known from now on."""
@@ -122,30 +130,42 @@ class Encoder:
         self._cache.put(piece, found)
         return found
 
-    def _parts(self, text: str) -> Iterator[Part]:
-        """The pieces of a text in order."""
-        at = 0
-        if self._cut is not None:
-            for cut in self._cut.finditer(text):
-                yield from self._pieces(text, at, cut.start())
-                yield cut[0], self._cut_ids[cut[0]]
-                at = cut.end()
-        yield from self._pieces(text, at, len(text))
+    def _segments(self, text: str) -> Iterator[str]:
+        """Added tokens and, between them, the text, in order; the first is text, if only an empty one."""
+        if self._cut is None:
+            return iter((text,))
+        return iter(self._cut.split(text)) if len(text) <= _SPLIT_CHARS else _split(self._cut, text)
 
-    def _pieces(self, text: str, at: int, end: int) -> Iterator[Part]:
+    def _pieces(self, segments: Iterator[str]) -> Iterator[str]:
+        first = self._piece_chars[0]
+        for segment in segments:
+            if len(segment) > first:
+                yield from self._pieces_of(segment)
+            elif segment:
+                yield segment
+
+    def _pieces_of(self, segment: str) -> Iterator[str]:
         size, longest = self._piece_chars
+        at, end = 0, len(segment)
         while at < end:
-            cut = self._next_cut(text, at + size, end)
-            piece = text[at:cut]
-            yield piece, encoded(self._backend, piece) if self._guard and at == 0 else None
+            cut = self._next_cut(segment, at + size)
+            yield segment[at:cut]
             at = cut
             size = min(2 * size, longest)
 
-    def _next_cut(self, text: str, begin: int, end: int) -> int:
-        if self._safe_cut is None or begin >= end:
-            return end
-        found = self._safe_cut.search(text, begin, end)
-        return end if found is None else found.start()
+    def _next_cut(self, segment: str, begin: int) -> int:
+        found = self._safe_cut.search(segment, begin) if self._safe_cut is not None else None
+        return found.start() if found is not None else len(segment)
+
+
+def _split(cut: re.Pattern[str], text: str) -> Iterator[str]:
+    """As `cut.split`, with one group, as far as it is asked for."""
+    at = 0
+    for found in cut.finditer(text):
+        yield text[at : found.start()]
+        yield found[0]
+        at = found.end()
+    yield text[at:]
 
 
 def exact_encoder(backend: Describing, cache_bytes: int) -> tuple[Encoder, str]:

@@ -3,6 +3,7 @@
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from anbar.adapters.vllm.word_cache import packed
@@ -11,14 +12,16 @@ TokenIds: TypeAlias = "array[int]"
 """Ids as unsigned 32-bit numbers (type code "I")."""
 
 
-Part: TypeAlias = tuple[str, bytes | None]
-"""A piece of text, and its ids where they do not have to be looked up."""
+_BATCH = 32
+"""Pieces that are looked up together: more than a short chat has."""
 
 
 class PieceSource(Protocol):
     """Where a reading gets the ids of its pieces."""
 
-    def known(self, piece: str) -> bytes | None: ...
+    def known(self, pieces: Sequence[str]) -> list[bytes]:
+        """Of the first pieces, up to one that was not encoded before."""
+        ...
 
     def encode(self, piece: str) -> bytes: ...
 
@@ -26,26 +29,37 @@ class PieceSource(Protocol):
 class Reading:
     """The ids of one text, of which the first are at hand. One at a time may go on with it."""
 
-    __slots__ = ("_encoder", "_next", "_num_chars", "_num_read", "_parts", "ids")
+    __slots__ = ("_batch", "_behind", "_encoder", "_num_chars", "_num_read", "_pieces", "ids")
 
-    def __init__(self, num_chars: int, parts: Iterator[Part], encoder: PieceSource) -> None:
+    def __init__(
+        self,
+        num_chars: int,
+        pieces: Iterator[str],
+        encoder: PieceSource,
+        around: tuple[int, bytes, bytes] = (0, b"", b""),
+    ) -> None:
+        """A text of `num_chars`. `around`: characters before `pieces` that are read already, their ids, and
+        the ids behind `pieces`."""
         self._num_chars = num_chars
-        self._num_read = 0
-        self._parts = parts
+        self._num_read, before, self._behind = around
+        self._pieces = pieces
         self._encoder = encoder
-        self._next = next(parts, None)
-        self.ids: TokenIds = array("I")
+        self.ids: TokenIds = array("I", before)
         """What has been computed. It is replaced when there is more, not changed."""
+        self._batch: list[str] = []
+        """The next pieces; none: there are no more."""
+        if not self._refill():
+            self._append([])
 
     @property
     def is_whole(self) -> bool:
         """Whether `ids` are all."""
-        return self._next is None
+        return not self._batch
 
     @property
     def num_tokens(self) -> int:
         """Of the whole text; an estimate, by what has been read, until that is all."""
-        if self._next is None or not self._num_read:
+        if not self._batch or not self._num_read:
             return len(self.ids)
         return len(self.ids) * self._num_chars // self._num_read
 
@@ -61,38 +75,55 @@ class Reading:
     @property
     def num_next(self) -> int:
         """Characters of the piece that comes next."""
-        return len(self._next[0]) if self._next is not None else 0
+        return len(self._batch[0]) if self._batch else 0
 
     def take(self, num_chars: int, longest: int = sys.maxsize) -> None:
         """Go on until the text ends, or as many characters were encoded and something more is to be, or a
         piece of more than `longest` is."""
         found: list[bytes] = []
-        while self._next is not None:
-            piece, ids = self._next
-            if ids is None:
-                ids = self._encoder.known(piece)
-            if ids is None:
-                if num_chars <= 0 or len(piece) > longest:
-                    break
-                num_chars -= len(piece)
-                ids = self._encoder.encode(piece)
-            found.append(ids)
-            self._num_read += len(piece)
-            self._next = next(self._parts, None)
+        while self._batch:
+            known = self._encoder.known(self._batch)
+            found += known
+            if len(known) == len(self._batch):
+                self._refill()
+                continue
+            piece = self._batch[len(known)]
+            if num_chars <= 0 or len(piece) > longest:
+                self._advance(len(known))
+                break
+            num_chars -= len(piece)
+            found.append(self._encoder.encode(piece))
+            self._advance(len(known) + 1)
         if found:
-            self.ids = self.ids + array("I", b"".join(found))
+            self._append(found)
+
+    def _advance(self, num_pieces: int) -> None:
+        if num_pieces == len(self._batch):
+            self._refill()
+        else:
+            self._num_read += sum(map(len, self._batch[:num_pieces]))
+            del self._batch[:num_pieces]
+
+    def _refill(self) -> bool:
+        """All of the batch is read; whether there is another one."""
+        self._num_read += sum(map(len, self._batch))
+        self._batch = list(islice(self._pieces, _BATCH))
+        return bool(self._batch)
+
+    def _append(self, found: list[bytes]) -> None:
+        if not self._batch:
+            found.append(self._behind)
+        self.ids = self.ids + array("I", b"".join(found))
 
 
 def read_already(ids: Sequence[int]) -> Reading:
     """Ids that need no encoder. Raises OverflowError for one beyond 32 bits."""
-    reading = Reading(0, iter((("", packed(ids)),)), _NOTHING)
-    reading.take_known()
-    return reading
+    return Reading(0, iter(()), _NOTHING, (0, packed(ids), b""))
 
 
 class _Nothing:
-    def known(self, piece: str) -> bytes | None:
-        return None
+    def known(self, pieces: Sequence[str]) -> list[bytes]:
+        return []
 
     def encode(self, piece: str) -> bytes:
         raise AssertionError(f"{len(piece)} characters are to be encoded by nobody")

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
@@ -24,6 +25,7 @@ from anbar.adapters.vllm.chat_messages import (
     tool_dicts,
     without_developer,
 )
+from anbar.adapters.vllm.chat_render import may_render, render
 from anbar.adapters.vllm.chat_template import ContentFormat, content_format
 from anbar.adapters.vllm.encoder import Describing, Encoder, exact_encoder
 from anbar.adapters.vllm.reading import Reading, read_already
@@ -73,6 +75,9 @@ class HfTokenizer(Protocol):
     """What is used of a `transformers` tokenizer."""
 
     is_fast: bool
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, object]: ...
 
     def __call__(
         self, text: str, *, add_special_tokens: bool, truncation: bool, max_length: int | None
@@ -140,6 +145,10 @@ class Tokenizer:
         self._guarded = copy.deepcopy(hf)
         """For calls that change the tokenizer's state (truncation) and for tokenizers without a fast
         backend."""
+
+    @cached_property
+    def _special_tokens(self) -> Mapping[str, object]:
+        return self._hf.special_tokens_map
 
     @property
     def has_short_pieces(self) -> bool:
@@ -230,6 +239,8 @@ class Tokenizer:
     def _render(self, messages: list[Message], template: str, kwargs: Mapping[str, object]) -> str:
         fixed = {"chat_template": template, "tokenize": False, "return_dict": False}
         try:
+            if may_render(kwargs):
+                return render(template, messages, kwargs, self._special_tokens)
             return self._hf.apply_chat_template(messages, **{**kwargs, **fixed})
         except Exception as error:
             # A template is a program that came with the model: what it raises at odd input is its to choose

@@ -56,7 +56,7 @@ class TrafficClass(Enum):
     DEFAULT = "default"
 
 
-class RequestFacts(msgspec.Struct, kw_only=True):
+class RequestFacts(msgspec.Struct):
     """What is noted of a request. Times are seconds; counts of tokens are 0 when unknown."""
 
     request_id: RequestId
@@ -106,7 +106,7 @@ class RequestFacts(msgspec.Struct, kw_only=True):
     """It repeated an earlier request, whose answer it got (Idempotency-Key)."""
 
 
-class RequestFinished(RequestFacts, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec may
+class RequestFinished(RequestFacts, frozen=True):  # type: ignore[misc]  # msgspec may
     """One request from its first byte to its last."""
 
     e2e_s: float = 0.0

@@ -1,9 +1,10 @@
 """What the router believes of the engines' caches: the precise index and its own placements, put together."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 
 from msgspec import structs
 
@@ -89,12 +90,14 @@ class Caches:
         if sight is Sight.PLACEMENTS:
             return Matched(self.placements.match(query, engines, now_s, self._max_age_s))
         told = self.index.match(query, engines, now_s)
-        found = dict(told)
         sent = self.placements.in_doubt(query, engines, now_s)
         sources = {engine: self._fleet[engine].cache_source() for engine in engines}
         others = [engine for engine, source in sources.items() if source is not CacheSource.EVENTS]
         if others:
             sent |= self.placements.match(query, others, now_s, self._max_age_s)
+        elif len(told) == len(engines) and all(placed is NO_MATCH for placed in sent.values()):
+            return Matched(told, told)
+        found = dict(told)
         for engine, placed in sent.items():
             believed = sources[engine] is not CacheSource.PLACEMENTS
             found[engine] = joined(found.get(engine, NO_MATCH) if believed else NO_MATCH, placed)
@@ -120,21 +123,21 @@ class Caches:
                 unread.query = structs.replace(unread.query, token_ids=unread.reading.ids)
                 self.placements.extend(unread.engine, placement, unread.query)
 
-    @contextmanager
-    def sent(self, engine: EngineId, query: RouteQuery, reading: Reading) -> Iterator[Placement]:
-        """One try of one request at one engine; call `first_byte` when the answer begins."""
+    def sent(
+        self, engine: EngineId, query: RouteQuery, reading: Reading
+    ) -> AbstractContextManager[Placement]:
+        """Use as `with caches.sent(engine, query, reading) as placement:` around one try of one request at
+        one engine; call `first_byte` when the answer begins."""
         placement = self.placements.send(engine, query)
         if not query.is_whole:
             self._unread[placement] = _Unread(engine, query, reading)
-        try:
-            with self._fleet[engine].adapters.using(query.lora):
-                yield placement
-        except UpstreamError:
-            placement.failed()
-            raise
-        finally:
-            self._unread.pop(placement, None)
-            placement.over(self._clock.now_s())
+        using = self._fleet[engine].adapters.using(query.lora) if query.lora is not None else None
+        return Sent(self, placement, using)
+
+    def over(self, placement: Placement) -> None:
+        """One try of one request has ended, in whatever way."""
+        self._unread.pop(placement, None)
+        placement.over(self._clock.now_s())
 
     def first_byte(self, engine: EngineId, placement: Placement, status: int) -> None:
         """The answer begins: unless it is an error the prompt is computed, and perhaps its events are here
@@ -154,3 +157,32 @@ class Caches:
         """The engine's cache is empty."""
         self.index.forget(engine)
         self.placements.forget(engine)
+
+
+class Sent:
+    """One try of one request at one engine. A class, since each request makes one and a generator takes twice
+    as long."""
+
+    __slots__ = ("_caches", "_placement", "_using")
+
+    def __init__(
+        self, caches: Caches, placement: Placement, using: AbstractContextManager[None] | None
+    ) -> None:
+        self._caches = caches
+        self._placement = placement
+        self._using = using
+        """Of the request's adapter, if it has one."""
+
+    def __enter__(self) -> Placement:
+        if self._using is not None:
+            self._using.__enter__()
+        return self._placement
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._using is not None:
+            self._using.__exit__(kind, error, trace)
+        if isinstance(error, UpstreamError):
+            self._placement.failed()
+        self._caches.over(self._placement)

@@ -12,8 +12,7 @@ from anbar.core.outcome import AttemptFailure, Outcome, RequestFacts, RequestFin
 from anbar.core.request import RouteQuery
 from anbar.route.explain import Decision
 
-_FACTS = RequestFacts.__struct_fields__
-_facts_of = attrgetter(*_FACTS)
+_facts_of = attrgetter(*RequestFacts.__struct_fields__, "e2e_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +66,4 @@ class Record(RequestFacts, kw_only=True):
 
     def finished(self, now_s: float) -> RequestFinished:
         self.e2e_s = now_s - self.started_s
-        return RequestFinished(**dict(zip(_FACTS, _facts_of(self), strict=True)), e2e_s=self.e2e_s)
+        return RequestFinished(*_facts_of(self))

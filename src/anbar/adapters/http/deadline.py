@@ -29,6 +29,10 @@ class Deadline:
         if handle is None:
             self._handle = self._loop.call_at(at_s, self._fire)
 
+    def put_off(self, delay_s: float) -> None:
+        """As `set`, where it is set already and not for later than that."""
+        self._at_s = self._loop.time() + delay_s
+
     def clear(self) -> None:
         """Do not expire until set again. The loop's timer stays and finds nothing to do."""
         self._at_s = None

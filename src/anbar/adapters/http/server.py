@@ -117,6 +117,14 @@ class Exchange:
         head, self._head = self._head, b""
         self._connection.send(head + data if head else data)
 
+    def pass_on(self, data: bytes, chunk: bytes) -> None:
+        """As `write(data)`, for data that is at hand in the frame of a chunk."""
+        if self.over or self._head or not self._chunked or self._bodyless:
+            self.write(data)
+            return
+        self.num_body_bytes += len(data)
+        self._connection.send(chunk)
+
     def end(self) -> None:
         """Finish the answer."""
         if self.over:

@@ -56,6 +56,16 @@ class Transcript:
             self._is_lost = True
             self._parts.clear()
 
+    def add_text(self, text: bytes) -> None:
+        """The next event is whole, and nothing but text: this one, a JSON string."""
+        if self._is_lost:
+            return
+        self._parts.append(text)
+        self._num_bytes += len(text)
+        if self._num_bytes > MAX_TEXT_BYTES:
+            self._is_lost = True
+            self._parts.clear()
+
     def text(self) -> str | None:
         """What the client has read; None when the stream cannot be gone on with."""
         if self._is_lost or self._open or not self.first.startswith(_DATA):
@@ -83,6 +93,11 @@ class Splicer:
         """What of the earlier stream's rest may be sent now."""
         *events, self.held = (self.held + data).split(_END)
         return b"".join([self._event(event + _END) for event in events])
+
+    @property
+    def is_between(self) -> bool:
+        """Never: each event becomes another one."""
+        return False
 
     def end(self) -> bytes:
         """Nothing is left at the end of a whole stream."""

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -25,6 +26,9 @@ from anbar.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+
+_LEAST_CHUNK, _MOST_CHUNK = 0x10, 0xFFF
+"""Sizes with two or three digits: an event of a stream."""
 
 SMALL_BODY_BYTES = 16 * 1024
 """Up to here copying a body behind its head is cheaper than sending two buffers."""
@@ -69,6 +73,10 @@ class BodySink(Protocol):
         ...
 
 
+TakeChunk = Callable[[bytes, bytes], None]
+"""Takes a whole chunk of a body in place of `BodySink.body`: what it carries, and as it came in its frame."""
+
+
 class StaleConnection(UpstreamUnreachable):
     """A kept connection was closed by the engine before any byte of an answer."""
 
@@ -92,14 +100,17 @@ class Reply:
         self.headers = headers
         self.length: int | None = None
         self.complete = False
+        self.take_chunk: TakeChunk | None = None
+        """What takes chunks that come one by one, where somebody has a use for their frames."""
         self._connection = connection
         self._sink: BodySink | None = None
         self._held: list[bytes] = []
         self._error: UpstreamBroken | None = None
 
-    def pump(self, sink: BodySink) -> None:
+    def pump(self, sink: BodySink, take_chunk: TakeChunk | None = None) -> None:
         """Hand over what has arrived and from now on everything as it arrives."""
         self._sink = sink
+        self.take_chunk = take_chunk
         held, self._held = self._held, []
         for data in held:
             sink.body(data)
@@ -119,7 +130,7 @@ class Reply:
 
     def close(self) -> None:
         """Give up what is left of the answer."""
-        self._sink = None
+        self._sink = self.take_chunk = None
         if not self.complete:
             self._connection.abandon()
 
@@ -160,6 +171,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._heard = False
         self._answering = False
         self._message_over = False
+        self._between_chunks = False
+        """The parser has read to the end of a chunk, and nothing of what follows it."""
         self._until_close = False
         self._keeps_alive = False
         self._reused = False
@@ -175,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
             raise self._no_answer("closed")
         waiter: asyncio.Future[Reply] = self._pool.loop.create_future()
         self._waiter = waiter
-        self._heard = self._answering = self._message_over = False
+        self._heard = self._answering = self._message_over = self._between_chunks = False
         self._deadline.set(first_byte_timeout_s)
         if len(body) <= SMALL_BODY_BYTES:
             self._transport.write(head + body)
@@ -235,9 +248,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._fail(f"closed the connection ({type(exc).__name__})" if exc else "closed the connection")
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None and self._reply is None:
-            self.abandon()
-            return
+        reply = self._reply
+        if reply is None:
+            if self._waiter is None:
+                self.abandon()
+                return
+        elif self._between_chunks and not self._paused and reply.take_chunk is not None:
+            # The parser need not see it: it stands where it stood before.
+            chunk = _whole_chunk(data)
+            if chunk:
+                self._deadline.put_off(self._limits.idle_timeout_s)
+                reply.take_chunk(chunk, data)
+                return
         self._heard = True
         try:
             self._parser.feed_data(data)
@@ -246,6 +268,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._break("did not answer in HTTP/1.1")
                 return
             self._keeps_alive = False
+        self._between_chunks = self._between_chunks and data.endswith(b"\n")  # no begun line of a size
         if self._answering:
             self._deliver()
 
@@ -272,8 +295,15 @@ class UpstreamConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
         self._message_over = self._answering
+        self._between_chunks = False
 
     # Decisions
 
@@ -349,6 +379,16 @@ class UpstreamConnection(asyncio.Protocol):
         if self._reused and not self._heard:
             return StaleConnection(f"the engine {what}")
         return UpstreamUnreachable(f"the engine {what} before it answered")
+
+
+def _whole_chunk(data: bytes) -> bytes:
+    """What `data` carries, if it is one chunk of a usual size, in the frame that servers put around one; else
+    nothing."""
+    size = len(data)
+    size -= 6 if size <= 0xFF + 6 else 7  # digits and two line ends
+    if _LEAST_CHUNK <= size <= _MOST_CHUNK and data.endswith(b"\r\n") and data.startswith(b"%x\r\n" % size):
+        return data[-2 - size : -2]
+    return b""
 
 
 class UpstreamPool:

@@ -70,6 +70,11 @@ class UsageFilter:
         self._is_over = False
         """Nothing more is looked for."""
 
+    @property
+    def is_between(self) -> bool:
+        """Whether all events that have begun have ended."""
+        return not self._inside and not self.held
+
     def feed(self, data: bytes) -> bytes:
         """What of the stream may be passed on now; possibly nothing."""
         if self._is_over:

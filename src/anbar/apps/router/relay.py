@@ -4,18 +4,18 @@ The one exception is the usage event that the router itself asked for (`adapters
 """
 
 import asyncio
-from bisect import bisect_left
 from typing import Protocol
 
 from anbar.adapters.http.message import error_body
+from anbar.adapters.http.plain_events import PlainEvents
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.http.transcript import Transcript
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage import Tail
 from anbar.apps.router.idempotency import Claim
+from anbar.apps.router.pace import Pace
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamStalled
-from anbar.core.outcome import GAP_BUCKETS_S
 from anbar.route.breaker import Signal
 
 _EVENT_END = b"\n\n"
@@ -25,6 +25,11 @@ class Sieve(Protocol):
     """What an answer's bytes go through on their way to the client."""
 
     held: bytes
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the next bytes begin an event that may pass without a look, if it is nothing but text."""
+        ...
 
     def feed(self, data: bytes) -> bytes: ...
 
@@ -42,15 +47,14 @@ class Relay:
         "_clock",
         "_events",
         "_exchange",
-        "_first_s",
-        "_last_s",
+        "_may_pass",
+        "_passed_plain",
+        "_plain",
         "_sieve",
         "copy",
         "done",
         "error",
-        "gap_counts",
-        "max_gap_s",
-        "num_chunks",
+        "pace",
         "signal",
         "tail",
         "transcript",
@@ -63,55 +67,68 @@ class Relay:
         self._clock = clock
         self._events = is_event_stream
         self._sieve = sieve
-        self._first_s = 0.0
-        self._last_s = 0.0
+        self._plain = PlainEvents()
+        self._may_pass = False
+        """All events so far have ended, and the next may pass without a look if it is nothing but text."""
+        self._passed_plain = False
+        """The last event was one of these, which `tail` does not have."""
         self.transcript: Transcript | None = None
         """What the client has read, where another engine may go on with it."""
         self.error: UpstreamBroken | None = None
         """Why the answer broke off, as long as the client was not told."""
         self.copy: Claim | None = None
         """Who takes note of the body, too."""
-        self.num_chunks = 0
-        self.max_gap_s = 0.0
-        self.gap_counts: list[int] = []
+        self.pace = Pace()
         self.tail = Tail()
+        """The end of the body, but for events that are nothing but text."""
         self.signal = Signal.NOTHING
         """What the end of a broken answer says about its engine."""
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    @property
-    def mean_gap_s(self) -> float:
-        return (self._last_s - self._first_s) / (self.num_chunks - 1) if self.num_chunks > 1 else 0.0
 
     def attach(self, reply: Reply) -> None:
         """Start: from now on the client's pace is the engine's."""
         self._exchange.on_pause = reply.pause
         self._exchange.on_resume = reply.resume
-        reply.pump(self)
+        reply.pump(self, self.chunk if self._events and self.copy is None else None)
         if self._exchange.paused:
             reply.pause()
 
+    def chunk(self, data: bytes, framed: bytes) -> None:
+        """As `body`, for one whole chunk: nearly always an event that is nothing but text."""
+        text = self._plain.text(data) if self._may_pass else None
+        if text is None:
+            self.body(data)
+            return
+        self._exchange.pass_on(data, framed)
+        self._passed_plain = True
+        if self.transcript is not None:
+            self.transcript.add_text(text)
+        self.pace.chunk(self._clock.now_s())
+
     def body(self, data: bytes) -> None:
+        passed = data if self._sieve is None else self._sieve.feed(data)
+        if self._events:
+            self._look(data)
         self.tail.add(data)
-        if self._sieve is not None:
-            data = self._sieve.feed(data)
-            if not data:
-                return
+        if passed:
+            self._pass(passed)
+
+    def _pass(self, data: bytes) -> None:
         self._exchange.write(data)
         if self.transcript is not None:
             self.transcript.add(data)
         if self.copy is not None:
             self.copy.body(data)
-        now_s = self._clock.now_s()
-        if self.num_chunks:
-            gap_s = now_s - self._last_s
-            self.max_gap_s = max(self.max_gap_s, gap_s)
-            self.gap_counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
-        else:
-            self._first_s = now_s
-            self.gap_counts = [0] * (len(GAP_BUCKETS_S) + 1)
-        self._last_s = now_s
-        self.num_chunks += 1
+        self.pace.chunk(self._clock.now_s())
+
+    def _look(self, data: bytes) -> None:
+        """Learn from `data`, which the sieve has now."""
+        if self._passed_plain:
+            self._passed_plain = False
+            self.tail = Tail()
+        if self._may_pass:
+            self._plain.learn(data)
+        self._may_pass = data.endswith(_EVENT_END) and (self._sieve is None or self._sieve.is_between)
 
     def ended(self) -> None:
         if self._sieve is not None:
@@ -134,7 +151,8 @@ class Relay:
             return
         if self._events:
             event = b"data: " + error_body(str(error), "upstream_error", "engine_failed") + _EVENT_END
-            whole = self.tail.bytes().endswith(_EVENT_END) or (self._sieve is not None and self._sieve.held)
+            whole = self._passed_plain or self.tail.bytes().endswith(_EVENT_END)
+            whole = whole or bool(self._sieve is not None and self._sieve.held)
             self._exchange.write(event if whole else _EVENT_END + event)
             self._exchange.closing = True
             self._exchange.end()

@@ -88,6 +88,8 @@ class RequestFacts(msgspec.Struct):
     """The engine's own word, from its arrival there to the first token, of streams and others."""
     reported_queue_s: float | None = None
     """The part of that in the engine's queue."""
+    reported_itl_s: float | None = None
+    """The engine's own word, between two tokens on average; None for an answer of one."""
     num_chunks: int = 0
     gap_counts: list[int] = []
     """Of the times between chunks, by `GAP_BUCKETS_S` and one more for all longer; empty without any."""

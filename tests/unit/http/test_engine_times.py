@@ -33,5 +33,11 @@ USAGE = b'"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4}'
 def test_times_are_found_where_they_are(tail: bytes, found: bool) -> None:
     """In a whole answer, in a stream's usage event, beside other members; and in nothing else: not in text
     that looks like it, not when they are cut or not numbers."""
-    want = EngineTimes(queue_s=0.0025, ttft_s=0.015) if found else None
+    want = EngineTimes(queue_s=0.0025, ttft_s=0.015, itl_s=0.003) if found else None
     assert find_engine_times(tail) == want
+
+
+def test_an_answer_of_one_token_has_no_time_between_two() -> None:
+    """vLLM then says null."""
+    found = find_engine_times(METRICS.replace(b"3.0", b"null"))
+    assert found == EngineTimes(queue_s=0.0025, ttft_s=0.015, itl_s=None)

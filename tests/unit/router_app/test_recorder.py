@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Connection, ask, die, scripted
+from scripted import SSE, Connection, answer, ask, die, scripted
 from test_explain import Engine, ended, post
 from test_router import becomes, configured, get
 from tests.waiting import until, within
@@ -195,34 +195,58 @@ def all_files(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
-SECRETS = (b"zanzibar", b"424242", b"hush-key", b"cookie-crumb", b"shalimar", b"person-9", b"salt-and-pepper")
+SECRETS = (
+    *(b"zanzibar", b"424242", b"hush-key", b"cookie-crumb", b"shalimar", b"person-9", b"salt-and-pepper"),
+    *(b"outspoken", b"twice-told", b"engine-room"),
+)
+
+
+async def say(connection: Connection) -> None:
+    """An answer with a text, whole or as a stream that breaks off."""
+    usage = {"prompt_tokens": 40, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}
+    whole = json.dumps({"choices": [{"index": 0, "text": "outspoken"}], "usage": usage}).encode()
+    if b'"stream": true' not in connection.body:
+        await answer(whole)(connection)
+        return
+    await connection.send(SSE)
+    await connection.send_chunk(b"data: " + whole + b"\n\n")
+    await die(connection)
 
 
 async def test_no_text_key_or_header_is_ever_written(tmp_path: Path) -> None:
-    """Requests that are served, refused, broken and unknown, with secrets in every field and header: none
-    of the
-    secrets is in the log, the metrics, the explanations, the admin pages or any file the router left."""
+    """Requests that are served, refused, broken and unknown, with secrets in every field and header, in the
+    engine's answers, whole, streamed and refusing, and in the engine's key: none of the secrets is in the
+    log, the metrics, the explanations, the admin pages or any file the router left."""
     log = io.BytesIO()
     engine = Engine()
     secret_headers = (
         "authorization: Bearer hush-key\r\ncookie: c=cookie-crumb\r\nx-custom: shalimar\r\n"
-        "x-session-id: person-9\r\nx-anbar-explain: 1\r\n"
+        "x-session-id: person-9\r\nx-anbar-explain: 1\r\nidempotency-key: twice-told\r\n"
     )
     fields: dict[str, Any] = {"user": "person-9", "cache_salt": "salt-and-pepper"}
     bodies = [
         body([424242] * 40, **fields),
         json.dumps({"model": "m", "prompt": "zanzibar " * 30, **fields}).encode(),
+        body([424242] * 41, stream=True, **fields),
         json.dumps({"model": "zanzibar", "prompt": "zanzibar", **fields}).encode(),
         json.dumps({"model": "m", "prompt": {"zanzibar": 1}, **fields}).encode(),
         b'{"model": "m", "prompt": "zanzibar',
     ]
     async with scripted(engine.script) as a:
         config = recording(tmp_path, a.port, client_kv_fields="allow")
-        router = Router(config, {}, log)
+        entry = config.engines[0].model_copy(update={"api_key_env": "KEY"})
+        router = Router(config.model_copy(update={"engines": (entry,)}), {"KEY": "engine-room"}, log)
         port = await router.start()
         await becomes(router, READY)
+        engine.complete = say
         for number, sent in enumerate(bodies):
-            await ask(port, post(f"r-{number}", secret_headers, sent))
+            headers = secret_headers.replace("twice-told", f"twice-told-{number}")
+            reply = await ask(port, post(f"r-{number}", headers, sent))
+            assert (b"outspoken" in reply) == (number < 3)
+        engine.complete = answer(b'{"error": {"message": "outspoken zanzibar"}}', b"400 Bad Request")
+        reply = await ask(port, post("r-8", secret_headers.replace("told", "told-8"), bodies[0]))
+        assert b"outspoken" in reply
+        assert a.heads[-1].count(b"engine-room") == 1
         engine.complete = die
         await ask(port, post("r-9", secret_headers, bodies[0]))
         await ended(router, "r-9")
@@ -230,7 +254,7 @@ async def test_no_text_key_or_header_is_ever_written(tmp_path: Path) -> None:
             (await get(port, path))[1]
             for path in ("/metrics", "/admin/engines", "/admin/explain", "/admin/explain/r-0")
         ]
-        texts = [(await get(port, f"/admin/explain/r-{number}?format=text"))[1] for number in (0, 1, 9)]
+        texts = [(await get(port, f"/admin/explain/r-{number}?format=text"))[1] for number in (0, 1, 2, 8, 9)]
         await written(router)
         await router.stop()
     left = all_files(tmp_path)

@@ -67,6 +67,7 @@ def test_a_stream_and_a_whole_answer_are_both_measured() -> None:
     assert (page["ttft_seconds_count{}"], page["ttft_seconds_sum{}"]) == (1, 0.3)
     assert page["prompt_tokens_total{}"] == 300
     assert page["output_tokens_total{}"] == 15
+    assert page["cached_tokens_total{}"] == 240
     assert page["time_per_output_token_seconds_sum{}"] == pytest.approx(15.0 / 4)
     assert page["stream_gap_max_seconds_sum{}"] == 14.96
 
@@ -87,7 +88,9 @@ def test_times_that_the_engine_reports_are_known_of_whole_answers_too() -> None:
     silent = page_of(WHOLE)
     assert "engine_ttft_seconds_count{}" not in silent or silent["engine_ttft_seconds_count{}"] == 0
     assert silent["ttft_to_predicted_ratio_count{}"] == 0
-    page = page_of(changed(WHOLE, reported_ttft_s=0.05, reported_queue_s=0.01))
+    assert silent["engine_itl_seconds_count{}"] == 0
+    page = page_of(changed(WHOLE, reported_ttft_s=0.05, reported_queue_s=0.01, reported_itl_s=0.02))
+    assert (page["engine_itl_seconds_count{}"], page["engine_itl_seconds_sum{}"]) == (1, 0.02)
     assert (page["engine_ttft_seconds_sum{}"], page["engine_queue_seconds_sum{}"]) == (0.05, 0.01)
     assert page["ttft_to_predicted_ratio_bucket{le=0.5}"] == 1
     assert page["ttft_to_predicted_ratio_bucket{le=0.25}"] == 0
@@ -136,3 +139,13 @@ def test_models_beyond_a_number_share_one_label() -> None:
     counts = {s.labels["model"]: s.value for s in requests.samples if s.name.endswith("_total")}
     assert len(counts) == MAX_MODELS + 1
     assert (counts["adapter-0"], counts["other"]) == (2, 1000 - MAX_MODELS)
+
+
+def test_cached_tokens_count_without_a_prediction() -> None:
+    """A policy that looks up nothing: what the engine reports counts all the same, and is compared with
+    nothing; an engine that reports none adds nothing."""
+    page = page_of(
+        changed(STREAM, predicted_cached_tokens=None), changed(STREAM, reported_cached_tokens=None)
+    )
+    assert page["cached_tokens_total{}"] == 80
+    assert page["reported_cached_tokens_total{}"] == 0

@@ -18,16 +18,19 @@ _VALUE = re.compile(rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})")
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """Seconds: in the engine's queue, and from its arrival there to the first token."""
+    """Seconds: in the engine's queue, from its arrival there to the first token, and between two tokens on
+    average (None: there was one)."""
 
     queue_s: float
     ttft_s: float
+    itl_s: float | None = None
 
 
 class _Metrics(msgspec.Struct):
     queue_time_ms: float | None = None
     time_to_first_token_ms: float | None = None
     """From being scheduled."""
+    mean_itl_ms: float | None = None
 
 
 _decode = msgspec.json.Decoder(_Metrics).decode
@@ -46,4 +49,5 @@ def find_engine_times(tail: bytes) -> EngineTimes | None:
     if metrics.queue_time_ms is None or metrics.time_to_first_token_ms is None:
         return None
     queue_ms, ttft_ms = metrics.queue_time_ms, metrics.time_to_first_token_ms
-    return EngineTimes(queue_ms / 1e3, (queue_ms + ttft_ms) / 1e3)
+    itl_s = metrics.mean_itl_ms / 1e3 if metrics.mean_itl_ms is not None else None
+    return EngineTimes(queue_ms / 1e3, (queue_ms + ttft_ms) / 1e3, itl_s)

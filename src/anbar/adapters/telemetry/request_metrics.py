@@ -1,7 +1,7 @@
 """The metrics that requests move, by model, engine and class, of streams and of whole answers.
 
-The time to the first token of an answer that is not streamed cannot be seen from outside: its first byte is
-its end. Of such answers the whole time is measured, and the first token only where the engine reports it
+The times of single tokens of an answer that is not streamed cannot be seen from outside: its first byte is
+its end. Of such answers the whole time is measured, and tokens only where the engine reports their times
 (`--enable-per-request-metrics` of vLLM).
 """
 
@@ -44,6 +44,11 @@ _SPREADS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Wait in the engine's queue, as it reports it (vLLM's --enable-per-request-metrics).",
         LATENCY_BUCKETS_S,
     ),
+    "anbar_router_engine_itl_seconds": (
+        "Streams and others: mean time between two tokens of an answer, as the engine reports it "
+        "(vLLM's --enable-per-request-metrics).",
+        PER_TOKEN_BUCKETS_S,
+    ),
     "anbar_router_itl_seconds": ("Time between two chunks of a stream, each.", GAP_BUCKETS_S),
     "anbar_router_stream_gap_max_seconds": ("Longest time between two chunks of a stream.", GAP_BUCKETS_S),
     "anbar_router_time_per_output_token_seconds": (
@@ -67,6 +72,7 @@ _SPREADS: dict[str, tuple[str, tuple[float, ...]]] = {
 _TOKENS = {
     "anbar_router_prompt_tokens_total": "Prompt tokens.",
     "anbar_router_output_tokens_total": "Output tokens, as reported.",
+    "anbar_router_cached_tokens_total": "Prompt tokens that the engine reported as served from a cache.",
     "anbar_router_predicted_cached_tokens_total": "Prompt tokens predicted to be served from a cache, where "
     "the engine reported its own count too.",
     "anbar_router_reported_cached_tokens_total": "Prompt tokens that the engine reported as served from a "
@@ -111,6 +117,7 @@ class RequestMetrics:
             of.queue.observe(event.ttft_s - event.engine_ttft_s)
         of.prompt.inc(event.num_prompt_tokens)
         of.output.inc(event.num_output_tokens)
+        of.cached.inc(event.reported_cached_tokens or 0)
         if event.stream and event.ttft_s is not None:
             of.ttft.observe(event.ttft_s)
             _gaps(event, of)
@@ -154,6 +161,7 @@ class _Children:
     queue: Spread
     engine_ttft: Spread
     engine_queue: Spread
+    engine_itl: Spread
     gap: Spread
     gap_max: Spread
     per_token: Spread
@@ -162,6 +170,7 @@ class _Children:
     under: Spread
     prompt: Count
     output: Count
+    cached: Count
     predicted: Count
     reported: Count
 
@@ -181,6 +190,8 @@ def _compare(event: RequestFinished, of: _Children) -> None:
     if event.reported_ttft_s is not None and event.reported_queue_s is not None:
         of.engine_ttft.observe(event.reported_ttft_s)
         of.engine_queue.observe(event.reported_queue_s)
+    if event.reported_itl_s is not None:
+        of.engine_itl.observe(event.reported_itl_s)
     actual_s = event.engine_ttft_s if event.stream else event.reported_ttft_s
     if actual_s is not None and event.predicted_ttft_s > 0.0 and event.outcome is Outcome.OK:
         of.ttft_ratio.observe(actual_s / event.predicted_ttft_s)

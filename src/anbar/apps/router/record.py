@@ -63,6 +63,7 @@ class Record(RequestFacts, kw_only=True):
                 self.num_prompt_tokens = usage.prompt_tokens  # it was only estimated
         if times is not None:
             self.reported_ttft_s, self.reported_queue_s = times.ttft_s, times.queue_s
+            self.reported_itl_s = times.itl_s
 
     def finished(self, now_s: float) -> RequestFinished:
         self.e2e_s = now_s - self.started_s

@@ -17,6 +17,7 @@ MARKERS = {
     "native": "host RAM offload of one engine",
     "shared": "two engines on one store",
     "tensor_parallel": "an engine of two worker processes",
+    "disaggregation": "one engine computes prompts, another one answers",
     "stack": "`anbar up` while its parts are killed",
     "block_exact": "the engine model beside vLLM, block by block",
     "contract": "what the plugin relies on in vLLM, without an engine",

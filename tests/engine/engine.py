@@ -23,6 +23,7 @@ from anbar.adapters.process import guard
 from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
 from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig, StoreConfig
 from anbar.config.render import EngineCommand, EngineSlot, engine_command, store_settings
+from anbar.config.split import SplitVia
 
 READY_TIMEOUT_S = 600.0
 LIMIT_S = 120.0
@@ -44,6 +45,7 @@ class EngineConfig:
     max_model_len: int = 1536
     cores: tuple[tuple[int, ...], ...] = ()
     """CPU ids of each worker; (): one worker, on all cores."""
+    via: SplitVia = SplitVia.NONE
 
     def launch(self) -> LaunchConfig:
         """As in anbar.yaml. The development endpoints let tests empty an engine's caches."""
@@ -251,7 +253,7 @@ class Engine:
             threads=config.cores or (tuple(sorted(os.sched_getaffinity(0))),),
         )
         store = store_settings(config.cache.store, scratch_dir)
-        return engine_command(self._python, config.launch(), config.cache, slot, store)
+        return engine_command(self._python, config.launch(), config.cache, slot, store, config.via)
 
 
 def _answer(data: dict[str, Any], text: str, seconds: float) -> Answer:

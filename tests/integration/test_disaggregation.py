@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from anbar.apps.emulator.nixl import Nixl
 from anbar.core.cost import TierCost
 from anbar.sim.engine.shape import HostShape
 from anbar.sim.engine.shared import SharedCost, SharedTier
-from tests.integration.harness import Answer
-from tests.integration.stack import Setup, Stack, completion, running_stack, text_prompt
+from tests.integration.harness import Answer, call
+from tests.integration.stack import COMPLETIONS, Setup, Stack, completion, running_stack, text_prompt
 
 BLOCK = 16
 LONG = 60
@@ -68,6 +69,41 @@ async def test_the_decode_engine_loads_what_the_prefill_engine_computed(
         lines = [line for line in await stack.logged() if line["event"] == "request"]
         assert (lines[0]["split"], lines[0]["prefill_engine"]) == ("split", "e0")
         assert lines[0]["prefill_s"] > 0
+
+
+async def test_over_nixl(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """Engines with vLLM's connector and no cache below the device: `e0` says where its blocks are, the other
+    engine is told, has the whole prompt, and answers as it would have alone. A client that goes through the
+    router sees nothing of that."""
+    setup = split_setup(tokenizer_dir, socket_dir, via="nixl")
+    setup = replace(setup, cache={"mode": "none"}, engine={"nixl": Nixl("emulated-p", "127.0.0.1", 5601)})
+    async with running_stack(setup) as stack:
+        prompt = text_prompt("fetched", LONG)
+        answer = await stack.complete(prompt)
+        assert (answer.status, prefilled_by(answer)) == (200, "e0")
+        num_tokens = answer.json["usage"]["prompt_tokens"]
+        assert answer.cached == answer.predicted == num_tokens
+        assert answer.json["kv_transfer_params"] is None
+        (leg,) = stack.engines["e0"].records.seen
+        assert json.loads(leg.body)["kv_transfer_params"]["do_remote_decode"] is True
+        (told,) = stack.engines[answer.engine].records.seen
+        params = json.loads(told.body)["kv_transfer_params"]
+        assert (params["remote_engine_id"], params["remote_port"]) == ("emulated-p", 5601)
+        assert params["remote_num_tokens"] == num_tokens
+        await stack.followed()
+        await stack.forget()
+        alone = await call(stack.engines["e1"].port, "POST", COMPLETIONS, completion(prompt))
+        assert (alone.cached, alone.json["choices"]) == (0, answer.json["choices"])
+
+
+async def test_an_engine_without_a_connector_is_found_out(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """`via: nixl`, and the engines were not started with it: the prompt is computed twice, and the metric
+    says why."""
+    setup = replace(split_setup(tokenizer_dir, socket_dir, via="nixl"), cache={"mode": "none"}, engine={})
+    async with running_stack(setup) as stack:
+        answer = await stack.complete(text_prompt("no connector", LONG))
+        assert (answer.status, prefilled_by(answer), answer.cached) == (200, None, 0)
+        assert await outcomes(stack) == {"not_handed_over": 1}
 
 
 async def test_short_and_cached_prompts_are_not_split(tokenizer_dir: Path, socket_dir: Path) -> None:

@@ -145,7 +145,9 @@ def engine_command(
         argv += ["--kv-transfer-config", _json(transfer)]
     if slot.device is Device.EMULATED and cache.mode is CacheMode.SHARED:
         argv += ["--shared-dir", f"{slot.scratch_dir}/{EMULATED_STORE}"]
-    return EngineCommand((*argv, *launch.args), {**_env(slot, nixl=nixl), **launch.env})
+    return EngineCommand(
+        (*argv, *launch.args), {**_env(slot), **(_nixl_env(slot) if nixl else {}), **launch.env}
+    )
 
 
 def router_config(
@@ -255,18 +257,23 @@ def _connector(cache: CacheConfig) -> dict[str, str]:
     return {**names, "kv_role": "kv_both"}
 
 
-def _env(slot: EngineSlot, *, nixl: bool) -> dict[str, str]:
+def _nixl_env(slot: EngineSlot) -> dict[str, str]:
+    env = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(nixl_port(slot.port)),
+    }
+    if slot.device is Device.CPU:
+        env["UCX_TLS"] = "tcp,self,sm"  # what a machine without a GPU and InfiniBand has
+    return env
+
+
+def _env(slot: EngineSlot) -> dict[str, str]:
     if slot.device is Device.EMULATED:
         return {}
     # vLLM leaves sockets and files in its temporary directory: they go where the stack removes them.
     env = {**_QUIET_ENV, "TMPDIR": str(slot.scratch_dir), "VLLM_RPC_BASE_PATH": str(slot.scratch_dir)}
     if slot.model.startswith("/"):
         env["HF_HUB_OFFLINE"] = "1"
-    if nixl:
-        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
-        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(nixl_port(slot.port))
-        if slot.device is Device.CPU:
-            env["UCX_TLS"] = "tcp,self,sm"  # what a machine without a GPU and InfiniBand has
     if slot.device is Device.CPU:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, cores)) for cores in slot.threads)
     elif slot.gpus:

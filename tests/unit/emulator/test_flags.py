@@ -9,6 +9,7 @@ from anbar.adapters.vllm.kv_publish import Framing
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.emulator.flags import NUM_BLOCKS, _parser, parse
 from anbar.apps.emulator.launch import plan
+from anbar.apps.emulator.nixl import Nixl
 from anbar.apps.emulator.settings import EngineSettings, Runner
 from anbar.apps.emulator.text import load_text
 from anbar.core.cost import EngineCost, TokenCurve
@@ -165,6 +166,18 @@ def test_environment(model_dir: Path) -> None:
     assert engine.events is not None
     assert not engine.events.int_hashes
     assert engine.hash_seed == "7"
+
+
+def test_the_nixl_connector(model_dir: Path) -> None:
+    """An engine that hands its blocks over says where they are by vLLM's own settings; a port must be one."""
+    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both", "engine_id": "e"})
+    (engine,) = planned(model_dir, "--kv-transfer-config", transfer, VLLM_NIXL_SIDE_CHANNEL_PORT="5601")
+    assert engine.nixl == Nixl("e", "localhost", 5601)
+    assert engine.host_tier is None
+    (other,) = planned(model_dir, "--kv-transfer-config", json.dumps(TRANSFER))
+    assert other.nixl is None
+    with pytest.raises(ConfigError, match="VLLM_NIXL_SIDE_CHANNEL_PORT is 'x'"):
+        planned(model_dir, "--kv-transfer-config", transfer, VLLM_NIXL_SIDE_CHANNEL_PORT="x")
 
 
 def test_sizes_follow_the_model(tmp_path: Path, model_dir: Path) -> None:

@@ -238,3 +238,24 @@ def test_a_stride_ends_before_the_next_arrival() -> None:
         assert running.ends_s == pytest.approx(expected / 2)
         assert [output.num_tokens for output in engine.finish_step().outputs] == [expected]
         engine.check_integrity()
+
+
+def test_a_prompt_that_another_engine_computed_is_here_at_once() -> None:
+    """Of a prompt of five blocks and a half, of which the device has one: only its last token is computed.
+    The rest counts as coming from outside, and can be hit by others afterwards."""
+    engine = Engine(shape(20), COST)
+    engine.add(ask("before", range(4)))
+    run(engine)
+    request = ask("a", range(22), 2)
+    request.num_remote_tokens = 22
+    engine.add(request)
+    running, result = step(engine)
+    assert pieces(running) == [("a", 21, 1)]
+    assert (request.num_device_hit, request.num_external_hit, request.num_cached_tokens) == (4, 18, 22)
+    assert (engine.counters.num_prefix_hits, engine.counters.num_external_hits) == (4, 18)
+    assert Stored(request, 1, tuple(request.keys.first(5)[1:]), request.keys.first(1)[0]) in result.events
+    run(engine)
+    again = ask("b", range(22))
+    engine.add(again)
+    run(engine)
+    assert again.num_device_hit == 20

@@ -50,8 +50,15 @@ NUM_PROMPTS = Variable("VLLM_MAX_COMPLETION_PROMPTS", str(MAX_PROMPTS), "the mos
 HASH_SEED = Variable(
     "PYTHONHASHSEED", DEFAULT_SEED, "what block hashes begin from: equal for engines that share KV"
 )
+NIXL_HOST = Variable(
+    "VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost", "what answers call this engine's host, with NixlConnector"
+)
+NIXL_PORT = Variable("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600", "and its port; nobody listens there")
 
-VARIABLES = (API_KEY, DEV_MODE, RUNTIME_LORAS, INT_HASHES, NUM_SEQUENCES, NUM_PROMPTS, HASH_SEED)
+VARIABLES = (
+    *(API_KEY, DEV_MODE, RUNTIME_LORAS, INT_HASHES, NUM_SEQUENCES, NUM_PROMPTS, HASH_SEED),
+    *(NIXL_HOST, NIXL_PORT),
+)
 
 
 def api_keys(environ: Mapping[str, str]) -> tuple[str, ...]:

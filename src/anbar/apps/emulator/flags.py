@@ -179,8 +179,9 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
                         help="adapters from the start; default: none")  # fmt: skip
     server.add_argument("--kv-events-config", type=json_object, metavar="JSON",
                         help="whether and where KV events are published; default: they are not")  # fmt: skip
-    server.add_argument("--kv-transfer-config", type=json_object, metavar="JSON", help="the host tier and "
-                        "the store behind it (kv_connector_extra_config); default: neither")  # fmt: skip
+    server.add_argument("--kv-transfer-config", type=json_object, metavar="JSON",
+                        help="the host tier and the store behind it (kv_connector_extra_config), "
+                        "or NixlConnector; default: neither")  # fmt: skip
     switches = {
         "--enable-prompt-tokens-details": "usage shows cached_tokens",
         "--enable-request-id-headers": "answers carry x-request-id",

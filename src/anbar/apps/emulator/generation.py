@@ -258,7 +258,15 @@ class Generation:
     def _answer(self) -> None:
         finished = [self._finished(choice) for choice in self._choices]
         text = self._prompt_text()
-        self._sink.whole(200, dump(shapes.whole(self._request, self._created, finished, self._usage(), text)))
+        whole = shapes.whole(self._request, self._created, finished, self._usage(), text)
+        self._sink.whole(200, dump({**whole, "kv_transfer_params": self._place()}))
+
+    def _place(self) -> Json | None:
+        """Where another engine is to fetch the prompt, if it is."""
+        nixl, request = self._state.settings.nixl, self._request
+        if nixl is None or not request.transfer.gives or self._is_aborted:
+            return None
+        return nixl.place(request.id, len(request.prompts[0]), self._state.settings.shape.block_size)
 
     def _prompt_text(self) -> str | None:
         request = self._request

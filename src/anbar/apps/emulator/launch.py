@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anbar.apps.calibrate.files import read_cost_file
-from anbar.apps.emulator import environment, json_flags
+from anbar.apps.emulator import environment, json_flags, nixl
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.emulator.flag_values import MAX_PORT
 from anbar.apps.emulator.flags import (
@@ -59,6 +59,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         host_tier=host,
         shared=shared,
         store_owner=owner,
+        nixl=nixl.configured(flags.kv_transfer_config, environ),
         cost=cost,
         speed=flags.speed,
         seed=flags.seed,

@@ -8,6 +8,7 @@ from pathlib import Path
 from anbar.adapters.vllm.block_hash import DEFAULT_SEED
 from anbar.adapters.vllm.kv_publish import PublisherConfig
 from anbar.apps.emulator.fields import MAX_N, MAX_PROMPTS
+from anbar.apps.emulator.nixl import Nixl
 from anbar.core.cost import EngineCost
 from anbar.core.errors import ConfigError
 from anbar.sim.engine.shape import EngineShape, HostShape
@@ -52,6 +53,8 @@ class EngineSettings:
     """What metrics call it: `type` of the tier."""
     tiering: bool = True
     """Whether the connector's spec has metrics of tiers, as all but vLLM's default one do."""
+    nixl: Nixl | None = None
+    """Its NIXL connector; None: it has none."""
     cost: EngineCost = field(default_factory=EngineCost)
     """What steps take; the default takes no time."""
     speed: float = 1.0

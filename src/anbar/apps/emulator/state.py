@@ -198,6 +198,7 @@ class EngineState:
             max_offload_tokens=plan.transfer.max_offload_tokens,
             loads_shared=plan.transfer.loads_shared,
             wish=plan.transfer.wish,
+            num_remote_tokens=len(plan.prompt) if self.settings.nixl and plan.transfer.takes else 0,
         )
         run = SequenceRun(request, keys, on_tokens, on_abort, self.life.loop.clock.now_s())
         run.give_up, run.num_text_tokens = plan.give_up, plan.num_text_tokens

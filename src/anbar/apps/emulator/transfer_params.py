@@ -7,6 +7,7 @@ What cannot be understood is ignored, as vLLM does (0.32
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anbar.apps.emulator.nixl import gives, takes
 from anbar.tier.wish import DEFAULT, Wish
 from anbar.tier.wish import parse as parse_wish
 
@@ -22,6 +23,10 @@ class TransferParams:
     loads_shared: bool = True
     """Whether `kv_load_tiers` lets it load from a shared store."""
     wish: Wish = DEFAULT
+    gives: bool = False
+    """Another engine is to fetch the prompt's blocks."""
+    takes: bool = False
+    """The prompt's blocks are another engine's."""
 
 
 NOTHING = TransferParams()
@@ -36,6 +41,8 @@ def parse(params: Mapping[str, object] | None) -> TransferParams:
         _limit(params, "max_offload_tokens"),
         _allows_store(params.get("kv_load_tiers")),
         parse_wish(params),
+        gives(params),
+        takes(params),
     )
 
 

@@ -53,6 +53,8 @@ class EngineRequest:
     """False: nothing is loaded from the shared tier (`kv_load_tiers` names only the host's)."""
     wish: Wish = DEFAULT
     """What it asks of the shared tier (`kv_transfer_params.anbar`)."""
+    num_remote_tokens: int = 0
+    """Leading prompt tokens that another engine has computed, and that are here at once."""
 
     status: Status = Status.WAITING
     num_generated: int = 0

@@ -47,6 +47,9 @@ class _Found:
     asked_device: bool = False
     asked_tiers: bool = False
     """Neither is asked for a request that comes back from loading."""
+    num_remote: int = 0
+    """Tokens beyond those of `blocks` that another engine has computed; the last one of a whole prompt is
+    computed again."""
 
 
 class Loading(NamedTuple):
@@ -374,6 +377,11 @@ class Scheduler:
             # The last token is always computed: its logits are wanted.
             blocks = self._pool.find(request.keys.first((request.num_tokens - 1) // block_size))
         num_local, num_external = len(blocks) * block_size, 0
+        num_remote = 0 if request.num_preemptions else request.num_remote_tokens - num_local
+        if num_remote > 0:
+            request.num_device_hit, request.num_external_hit = num_local, num_remote
+            num_computed = min(request.num_remote_tokens, request.num_tokens - 1)
+            return _Found(blocks, 0, num_computed, asks_device, asked_tiers=True, num_remote=num_remote)
         if self._connector is not None:
             matched = self._connector.match(request, num_local)
             if matched is None:
@@ -388,13 +396,13 @@ class Scheduler:
     def _count_lookup(self, request: EngineRequest, found: _Found) -> None:
         """Of a request that is admitted, or starts to load, for the first time."""
         counters, num_external = self._counters, found.num_external
-        num_local = found.num_computed - num_external
+        num_local = request.num_device_hit
         if found.asked_device:
             counters.num_prefix_queries += request.num_tokens
             counters.num_prefix_hits += num_local
         if found.asked_tiers:
             counters.num_external_queries += request.num_tokens - num_local
-            counters.num_external_hits += num_external
+            counters.num_external_hits += num_external + found.num_remote
         if num_external and self._connector is not None:
             counters.num_shared_hits += self._connector.num_shared(request, num_local, num_external)
 

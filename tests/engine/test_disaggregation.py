@@ -1,0 +1,116 @@
+"""Two real engines behind a router: one computes a prompt, the other one answers with its KV."""
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+import yaml
+
+from anbar.config.split import SplitVia
+from tests.engine.conftest import Launcher, unique
+from tests.engine.engine import BLOCK, SERVED_NAME, Engine, EngineConfig, plain, shared, story
+from tests.integration.harness import Answer, call, eventually
+from tests.integration.router import running_router
+from tests.ports import free_port
+
+pytestmark = pytest.mark.disaggregation
+
+SEEDS = count(900)
+"""Each prompt is asked once."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An engine for prefill and one that answers."""
+
+    via: SplitVia
+    prefill: Engine
+    decode: Engine
+
+    def num_unheard(self) -> float:
+        """What a store did not do in time, on a machine that stood still."""
+        stores = self.prefill.metric("anbar_tier_stores_total")
+        stored = self.prefill.metric("anbar_tier_stores_total", result="hit")
+        return self.decode.num_unheard() + stores - stored
+
+
+@pytest.fixture(scope="module", params=[SplitVia.SHARED, SplitVia.NIXL])
+def pair(
+    request: pytest.FixtureRequest,
+    launch: Launcher,
+    smollm2: Path,
+    engine_python: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pair]:
+    """Started together, ended together."""
+    via: SplitVia = request.param
+    if via is SplitVia.NIXL and subprocess.run([engine_python, "-c", "import nixl"], check=False).returncode:
+        pytest.skip("the engine's interpreter has no nixl")
+    store = tmp_path_factory.mktemp("split") / "store"
+    cache = plain() if via is SplitVia.NIXL else shared(store)
+    prefill, decode = (
+        launch(EngineConfig(unique(name), smollm2, cache, num_blocks=96, via=via)) for name in "pd"
+    )
+    for engine in (prefill, decode):
+        engine.wait_ready()
+    yield Pair(via, prefill, decode)
+    for engine in (prefill, decode):
+        engine.kill()
+
+
+@asynccontextmanager
+async def router_before(pair: Pair, directory: Path) -> AsyncIterator[int]:
+    """Its port, once both engines are ready. It waits for a store for longer than a machine stands still."""
+    port = free_port()
+    config = {
+        "state_dir": str(directory / "state"),
+        "engines": [
+            {"name": "p", "url": pair.prefill.url, "role": "prefill"},
+            {"name": "d", "url": pair.decode.url, "role": "decode"},
+        ],
+        "cache": {"mode": "none" if pair.via is SplitVia.NIXL else "shared", "store": {"id": "test"}},
+        "router": {
+            "port": port,
+            "split": {"via": pair.via.value, "min_uncached_tokens": 64, "wait_ms": 60_000},
+        },
+    }
+    path = directory / "anbar.yaml"
+    path.write_text(yaml.safe_dump(config))
+
+    async def is_ready() -> bool:
+        page = (await call(port, "GET", "/admin/engines")).json
+        return all(engine["state"] == "ready" for engine in page["engines"])
+
+    async with running_router(path):
+        await eventually(is_ready, what="both engines are ready")
+        yield port
+
+
+async def ask(port: int, prompt: str, **fields: object) -> Answer:
+    body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **fields}
+    return await call(port, "POST", "/v1/completions", {"model": SERVED_NAME, **body})
+
+
+async def test_one_computes_and_the_other_answers(pair: Pair, tmp_path: Path) -> None:
+    """A prompt of some thirty blocks: the engine that answers has loaded all of them, and its text is the one
+    that it makes when it computes everything itself. A short prompt is not split."""
+    async with router_before(pair, tmp_path) as port:
+        while True:
+            prompt, before = story(next(SEEDS)), pair.num_unheard()
+            answer = await ask(port, prompt)
+            if pair.num_unheard() == before:
+                break
+        assert answer.status == 200, answer.body
+        assert (answer.engine, answer.headers.get("x-anbar-prefill-engine")) == ("d", "p")
+        num_tokens = answer.json["usage"]["prompt_tokens"]
+        assert answer.cached >= (num_tokens - 1) // BLOCK * BLOCK
+        short = await ask(port, "The river rose")
+        assert (short.engine, short.headers.get("x-anbar-prefill-engine")) == ("d", None)
+    pair.decode.forget(host=True)
+    alone = pair.decode.complete(prompt, 12, kv_transfer_params={"max_load_tokens": 0})
+    assert alone.cached == 0
+    assert alone.text == answer.json["choices"][0]["text"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -55,8 +56,11 @@ def pair(
         pytest.skip("the engine's interpreter has no nixl")
     store = tmp_path_factory.mktemp("split") / "store"
     cache = plain() if via is SplitVia.NIXL else shared(store)
+    cores = sorted(os.sched_getaffinity(0))
+    own = ((cores[0],), (cores[-1],)) if via is SplitVia.NIXL else ((), ())
     prefill, decode = (
-        launch(EngineConfig(unique(name), smollm2, cache, num_blocks=96, via=via)) for name in "pd"
+        launch(EngineConfig(unique(name), smollm2, cache, 96, cores=(core,) if core else (), via=via))
+        for name, core in zip("pd", own, strict=True)
     )
     for engine in (prefill, decode):
         engine.wait_ready()
@@ -108,11 +112,11 @@ async def ask(port: int, prompt: str) -> Answer:
 
 
 async def test_one_computes_and_the_other_answers(pair: Pair, tmp_path: Path) -> None:
-    """A prompt of some thirty blocks: the engine that answers has loaded all of them, and its text is the one
+    """A prompt of some six blocks: the engine that answers has loaded all of them, and its text is the one
     that it makes when it computes everything itself. A short prompt is not split."""
     async with router_before(pair, tmp_path) as port:
         while True:
-            prompt, before = story(next(SEEDS)), pair.num_unheard()
+            prompt, before = story(next(SEEDS), 12), pair.num_unheard()
             answer = await ask(port, prompt)
             if pair.num_unheard() == before:
                 break

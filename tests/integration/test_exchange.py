@@ -9,7 +9,7 @@ from anbar.apps.emulator import Fault, FaultKind
 from anbar.apps.router.worker import Worker
 from tests.integration.harness import call, eventually
 from tests.integration.routers import sibling_of, siblings_of
-from tests.integration.stack import Setup, engines_of
+from tests.integration.stack import COMPLETIONS, Setup, completion, engines_of
 
 TOKENS = 101 * 16 + 1
 """All but the last token of a prompt are in whole blocks."""
@@ -79,3 +79,43 @@ async def test_a_late_router_hears_everything_and_a_lost_one_is_forgotten(setup:
                 engine.faults.clear()
             await asyncio.gather(*asked)
             await call(a.port, "POST", "/admin/engines/e1/undrain")
+
+
+async def test_a_late_router_has_the_index_of_its_sibling(tokenizer_dir: Path, socket_dir: Path) -> None:
+    """The engine can no longer replay the batch that told of a prompt: a router that comes late knows the
+    prompt from its sibling all the same, and goes on from there; one without a sibling does not know it."""
+    setup = Setup(tokenizer_dir, socket_dir, num_engines=1, engine={"events": {"buffer_steps": 2}})
+    workers = [Worker(place, 2, socket_dir) for place in range(2)]
+    async with engines_of(setup) as engines:
+        async with sibling_of(setup, engines, workers[0]) as a:
+            await a.followed()
+            await a.complete([21] * TOKENS)
+            for other in range(4):
+                await a.complete([22 + other] * TOKENS)
+            await a.followed()
+            async with sibling_of(setup, engines, workers[1]) as b:
+                await b.followed()
+                kv = (await b.described())["e0"]["kv_events"]
+                assert (kv["complete"], kv["partial"], kv["gaps"]) == (True, False, 0)
+                again = await b.complete([21] * TOKENS)
+                assert again.predicted == again.cached == TOKENS - 1
+                assert (await b.complete([30] * TOKENS)).predicted == 0
+        async with sibling_of(setup, engines, workers[1]) as alone:
+            kv = (await alone.described())["e0"]["kv_events"]
+            assert kv["partial"]
+            assert (await alone.complete([21] * TOKENS)).predicted == 0
+
+
+async def test_a_choice_is_explained_by_whichever_router_is_asked(setup: Setup) -> None:
+    """Requests come to one router, the questions to the other: it shows what that one has kept, and its own;
+    an id that none of them knows is 404."""
+    async with engines_of(setup) as engines, siblings_of(setup, engines) as (a, b):
+        for place, each in enumerate((a, b)):
+            headers = {"x-request-id": f"asked-{place}"}
+            assert (await each.post(COMPLETIONS, completion("a", max_tokens=1), headers)).status == 200
+        found = await b.get("/admin/explain/asked-0")
+        assert [one["request_id"] for one in found.json["requests"]] == ["asked-0"]
+        assert (await b.get("/admin/explain/asked-0?format=text")).body.startswith(b"request asked-0")
+        latest = (await a.get("/admin/explain")).json["requests"]
+        assert [one["request_id"] for one in latest[:2]] == ["asked-1", "asked-0"]
+        assert (await a.get("/admin/explain/nobody")).status == 404

@@ -29,6 +29,7 @@ class Workers:
     path: Path
     engines: dict[str, EmulatedEngine]
     lines: list[dict[str, Any]] = field(default_factory=list)
+    num_sent: int = 0
 
     def alive(self) -> dict[int, psutil.Process]:
         return {child.pid: child for child in psutil.Process(self.process.pid).children()}
@@ -40,7 +41,23 @@ class Workers:
         return {line["worker"] for line in self.logged(event)}
 
     async def complete(self) -> Answer:
+        self.num_sent += 1
         return await call(self.port, "POST", COMPLETIONS, completion("a", max_tokens=1))
+
+    async def counted(self) -> float:
+        """Requests that were answered, as whichever worker is asked has it."""
+        text = (await call(self.port, "GET", "/metrics")).body.decode()
+        lines = (line for line in text.splitlines() if line.startswith("anbar_router_requests_total{"))
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def counts_all(self) -> None:
+        """Wait until all are counted that were sent; then whoever is asked has the same number."""
+
+        async def is_so() -> bool:
+            return await self.counted() == self.num_sent
+
+        await eventually(is_so, what="all requests are counted")
+        assert [await self.counted() for _ in range(8)] == [self.num_sent] * 8
 
     async def read(self) -> None:
         """Every line of the log must be one: none may be torn by another process's."""
@@ -102,6 +119,7 @@ async def test_workers_share_a_port_and_drain_together(tokenizer_dir: Path, sock
     setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"workers": 2})
     async with workers_of(setup) as workers:
         await until_both(lambda: workers.workers_that("request"), workers)
+        await workers.counts_all()
         scratch, children = scratch_of(workers), workers.alive()
         second = await start(workers.path)
         _, said = await within(second.communicate())
@@ -132,11 +150,14 @@ async def test_a_killed_worker_is_replaced_and_a_killed_parent_followed(
     workers drain by themselves."""
     setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"workers": 2})
     async with workers_of(setup) as workers:
+        await until_both(lambda: workers.workers_that("request"), workers)
+        await workers.counts_all()
         before = workers.alive()
         killed = next(iter(before.values()))
         killed.kill()
         await eventually(lambda: workers.logged("worker_ended"), what="the parent sees it")
         assert [(await workers.complete()).status for _ in range(8)] == [200] * 8
+        await workers.counts_all()
         await eventually(lambda: len(workers.logged("listening")) == 3, START_S, "it listens again")
         seen = len(workers.lines)
         await until_both(

@@ -61,6 +61,7 @@ from anbar.apps.router.reload import Reloader, ReloadParts, Source
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sharing import PeerShare, SharedLoad, Told
 from anbar.apps.router.standing import Standing
+from anbar.apps.router.together import Own, Together, answers_of
 from anbar.apps.router.token_probe import TokenProbe
 from anbar.apps.router.worker import WholeLines, Worker, on_orphaned, worker_of
 from anbar.apps.router.workers import WorkersPlan, run_workers
@@ -84,8 +85,12 @@ COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 """When Python looks for garbage in cycles. What a request makes is freed without a look, and by default there
 is one for every few requests, which finds nothing."""
 
-JUDGED_S = 10.0
-"""How long a worker waits for its engines before it listens: two looks at one that does not answer."""
+JUDGED_S = 30.0
+"""How long a worker waits for its engines before it listens: a look at one that does not answer takes 5 s,
+and the events of one that does may take as long as this to be replayed."""
+
+INTRODUCED_S = 3.0
+"""How long a router looks for others before it begins to learn of its engines by itself."""
 
 FORCED_EXIT = 1
 """Exit code after a second signal: work was cut."""
@@ -116,6 +121,7 @@ class Router:
         self._priors = Priors()
         self._told = Told() if is_shared(router, worker) else None
         self._drains = DrainWords(time.time, self._tell)
+        self._together: Together | None = None
         self.fleet = Fleet([self._attach(engine) for engine in config.engines if engine.discover is None])
         self._standing = Standing(self.fleet, clock, router.max_ejected_share)
         self.naming = Naming(targets(router, {}), self.fleet, self._standing)
@@ -146,8 +152,9 @@ class Router:
         self.handover = self._handover(caches, budget, clock)
         self.flow = Flow(self._flow_parts(caches, prompts, budget, clock))
         self.state = RouterState()
-        self._server = self._listener()
+        self.explanations = ExplainEndpoint(self.explain)
         self.exchange = self._made_exchange(self._told, caches, clock) if self._told is not None else None
+        self._server = self._listener()
 
     def _tell(self, change: Change) -> None:
         if self._told is not None:
@@ -168,7 +175,11 @@ class Router:
             port=port,
             num_ports=num_ports,
         )
-        return PeerExchange(parts, {})
+        own = Own(self.fleet, self._feed, self.explanations, self._metrics.render)
+        exchange = PeerExchange(parts, answers_of(own))
+        self._together = Together(exchange, own, worker.parent if worker is not None else None)
+        self._feed.siblings = self._together.snapshot
+        return exchange
 
     @property
     def is_worker(self) -> bool:
@@ -212,11 +223,12 @@ class Router:
                 self.state,
                 self._metrics.render,
                 self.emit,
-                ExplainEndpoint(self.explain),
+                self.explanations,
                 self.reloader.state,
                 self.naming,
                 self.discovery,
                 self._drains.told,
+                self._together,
             )
         )
         return HttpServer(
@@ -257,6 +269,7 @@ class Router:
             return
         try:
             await self.exchange.start()
+            await self.exchange.introduced(INTRODUCED_S)
         except OSError as error:
             at = self._config.router.exchange.listen or "a socket for the other workers"
             raise StackError(f"cannot listen for other routers on {at}: {error.strerror or error}") from error
@@ -266,7 +279,7 @@ class Router:
         the connections as soon as it listens, and would refuse them while others serve."""
         with suppress(TimeoutError):
             async with asyncio.timeout(JUDGED_S):
-                while any(e.health.state is EngineState.STARTING for e in self.fleet):  # noqa: ASYNC110
+                while any(_is_unknown(engine) for engine in self.fleet):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
     async def _apply(self, config: AnbarConfig) -> None:
@@ -350,7 +363,8 @@ class Router:
             self._reloading.cancel()
         await self._server.stop()
         await self.flow.stop()
-        if self.exchange is not None:
+        if self.exchange is not None and self._together is not None:
+            await self._together.stop()
             await self.exchange.stop()
         await self.discovery.stop()
         await self._monitor.stop()
@@ -392,6 +406,11 @@ class Router:
             num_config_needs_restart=len(self.reloader.state.needs_restart),
             discovery=self.discovery.gauges(),
         )
+
+
+def _is_unknown(engine: Engine) -> bool:
+    """Whether it was not looked at yet."""
+    return engine.health.state is EngineState.STARTING and not engine.health.last_error
 
 
 def _policy(router: RouterConfig) -> Policy:

@@ -25,6 +25,7 @@ from anbar.apps.router.naming import Naming
 from anbar.apps.router.openapi import rendered
 from anbar.apps.router.readiness import ready_page
 from anbar.apps.router.reload import ReloadState
+from anbar.apps.router.together import Together
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -66,6 +67,8 @@ class EndpointParts:
     discovery: Discovery
     on_drain: Callable[[Engine], None]
     """Hears of each engine that a call has drained, or ended to drain."""
+    together: Together | None
+    """Where there are other routers."""
 
 
 class Endpoints:
@@ -104,8 +107,11 @@ class Endpoints:
         except Exception as error:  # noqa: BLE001 - the supervisor of a cold endpoint
             self._parts.emit(SupervisorCaught("endpoint", type(error).__name__))
             answer = internal(())
-        ids = id_headers(request_id(request.headers))
-        exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
+        together = self._parts.together
+        if together is not None and together.takes(exchange):
+            together.start(exchange, answer, _reply)
+        else:
+            _reply(exchange, answer)
 
     def _answer(self, exchange: Exchange, path: bytes, routed: Endpoint | None) -> Answer:
         if path.startswith(ENGINES):
@@ -176,6 +182,11 @@ class Endpoints:
 
     def _openapi(self, exchange: Exchange) -> Answer:
         return Answer(200, rendered(), (JSON_TYPE,))
+
+
+def _reply(exchange: Exchange, answer: Answer) -> None:
+    ids = id_headers(request_id(exchange.request.headers))
+    exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
 
 
 def _describe(engine: Engine) -> dict[str, object]:

@@ -103,6 +103,8 @@ class PeerExchange:
         """Changes that a reader did not get because it was behind."""
         self._followers: set[Follower] = set()
         self._dialling: dict[Address, asyncio.Task[None]] = {}
+        self._not_tried: set[Address] = set()
+        self._has_looked = asyncio.Event()
         self._listener = Listener(self._serve)
         self._outbox: list[Change] = []
         self._is_gathering = False
@@ -115,6 +117,14 @@ class PeerExchange:
         self._parts.told.tell = self.tell
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._beat()), loop.create_task(self._find())]
+
+    async def introduced(self, limit_s: float) -> None:
+        """Wait until each of those who were found first is followed or was not to be reached."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._has_looked.wait()
+                while self._not_tried:  # noqa: ASYNC110 - once in a life
+                    await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
         """End all connections."""
@@ -211,12 +221,14 @@ class PeerExchange:
                     self._dial(address)
             except Exception as error:  # noqa: BLE001 - the supervisor of the search for peers
                 self._parts.emit(SupervisorCaught("peers", type(error).__name__))
+            self._has_looked.set()
             await asyncio.sleep(LONGEST_PAUSE_S)
 
     def _dial(self, address: Address) -> None:
         if address not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._follow(address))
             self._dialling[address] = task
+            self._not_tried.add(address)
 
     async def _follow(self, address: Address) -> None:
         pause_s = FIRST_PAUSE_S
@@ -228,6 +240,7 @@ class PeerExchange:
                             pause_s = FIRST_PAUSE_S
             except Exception as error:  # noqa: BLE001 - the supervisor of one peer
                 self._parts.emit(SupervisorCaught("peer", type(error).__name__))
+            self._not_tried.discard(address)
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
@@ -244,6 +257,7 @@ class PeerExchange:
         self.followed[welcome.router] = address, share
         try:
             while True:
+                self._not_tried.discard(address)
                 async with asyncio.timeout(LEASE_S):
                     message = await channel.receive(LARGE_BYTES)
                 for change in decode(message):

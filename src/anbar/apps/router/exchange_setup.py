@@ -46,16 +46,11 @@ def _read(path: Path, key: str) -> bytes:
 
 def listens_at(router: RouterConfig, worker: Worker | None, secret: bytes) -> list[Address]:
     """Where other routers reach this one."""
-    found: list[Address] = [] if worker is None else [Local(socket_of(worker.directory, worker.place))]
+    found: list[Address] = [] if worker is None else [Local(worker.socket)]
     if router.exchange.listen is not None:
         host, port = host_and_port(router.exchange.listen)
         found.append(Remote(host, port + (worker.place if worker is not None else 0), secret))
     return found
-
-
-def socket_of(directory: Path, place: int) -> Path:
-    """A worker's socket."""
-    return directory / f"{place}.sock"
 
 
 class Addresses:
@@ -72,7 +67,7 @@ class Addresses:
         worker = self._worker
         if worker is not None:
             others = (place for place in range(worker.count) if place != worker.place)
-            found |= dict.fromkeys(Local(socket_of(worker.directory, place)) for place in others)
+            found |= {Local(Worker(place, worker.count, worker.directory).socket): None for place in others}
         loop = asyncio.get_running_loop()
         for host, port in self._peers:
             try:

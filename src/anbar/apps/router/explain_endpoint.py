@@ -2,8 +2,6 @@
 
 from urllib.parse import parse_qs, unquote
 
-import msgspec
-
 from anbar.adapters.http.message import Answer, Request, json_answer
 from anbar.adapters.http.server import Exchange
 from anbar.apps.router.explain import ExplainLog
@@ -24,21 +22,39 @@ class ExplainEndpoint:
     def __init__(self, log: ExplainLog) -> None:
         self._log = log
 
+    def latest(self) -> LastRequests:
+        """The last requests."""
+        return LastRequests(self._log.limit, [brief(kept) for kept in self._log.latest(MAX_LISTED)])
+
+    def explanations(self, request_id: str) -> Explanations:
+        """All kept requests that had an id."""
+        return Explanations(request_id, [explained(kept) for kept in self._log.find(request_id)])
+
     def last(self, exchange: Exchange) -> Answer:
         """The last requests."""
         must_be_local(exchange.request)
-        page = LastRequests(self._log.limit, [brief(kept) for kept in self._log.latest(MAX_LISTED)])
-        return _text(text_of_last(page)) if _wants_text(exchange.request) else _json(page)
+        return self.shown(exchange.request, self.latest())
 
     def one(self, exchange: Exchange) -> Answer:
         """One request, or several that had the same id."""
         must_be_local(exchange.request)
-        request_id = unquote(exchange.request.path.decode("ascii", "replace"))[len(_PREFIX) :]
-        found = self._log.find(request_id)
-        if not found:
-            raise self._not_kept(request_id)
-        page = Explanations(request_id, [explained(kept) for kept in found])
-        return _text(text_of(page)) if _wants_text(exchange.request) else _json(page)
+        page = self.explanations(self.asked(exchange.request))
+        if not page.requests:
+            raise self._not_kept(page.request_id)
+        return self.shown(exchange.request, page)
+
+    @staticmethod
+    def asked(request: Request) -> str:
+        """The id that a path names."""
+        return unquote(request.path.decode("ascii", "replace"))[len(_PREFIX) :]
+
+    @staticmethod
+    def shown(request: Request, page: LastRequests | Explanations) -> Answer:
+        """A page in the form that a client wants."""
+        if not _wants_text(request):
+            return json_answer(200, page)
+        text = text_of_last(page) if isinstance(page, LastRequests) else text_of(page)
+        return Answer(200, text.encode(), (_TEXT_TYPE,))
 
     def _not_kept(self, request_id: str) -> RequestError:
         if self._log.limit == 0:
@@ -62,11 +78,3 @@ def _wants_text(request: Request) -> bool:
     if asked and asked not in _FORMATS:
         raise RequestError(f"format is {asked[:40]!r}; allowed: json, text", param="format")
     return asked == "text" or (not asked and (request.header(b"accept") or b"").startswith(b"text/plain"))
-
-
-def _json(page: msgspec.Struct) -> Answer:
-    return json_answer(200, page)
-
-
-def _text(text: str) -> Answer:
-    return Answer(200, text.encode(), (_TEXT_TYPE,))

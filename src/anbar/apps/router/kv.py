@@ -1,7 +1,7 @@
 """Keeps the prefix index true: one subscriber per engine, and what it reports."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from anbar.adapters.vllm.kv_events import KvSubscriber
 from anbar.adapters.vllm.kv_sequence import StreamPosition
@@ -29,13 +29,20 @@ class KvFeed:
         self._clock = clock
         self._wall_s = wall_s
         self._subscribers: dict[EngineId, KvSubscriber] = {}
+        self.siblings: Callable[[EngineId], Awaitable[bytes | None]] | None = None
+        """Asks other routers for a snapshot of an engine, where there are any."""
 
     async def follow(self, engine: Engine, events: str, replay: str | None) -> None:
-        """Follow an engine's events; it must be attached to the index. Following the same address again
-        changes nothing."""
+        """Follow an engine's events, from where another router's snapshot ends if one can be had; it must be
+        attached to the index. Following the same address again changes nothing."""
         if engine.kv.address == events:
             return
         await self.leave(engine)
+        if self.siblings is not None and replay is not None:
+            snapshot = await self.siblings(engine.id)
+            if snapshot is not None:
+                await self.join(engine, events, replay, snapshot)
+                return
         self._begin(engine, events, replay)
 
     async def join(self, engine: Engine, events: str, replay: str | None, snapshot: bytes) -> bool:
@@ -56,11 +63,15 @@ class KvFeed:
             self._begin(engine, events, replay, position)
         return True
 
+    def position(self, engine: Engine) -> StreamPosition | None:
+        """How far an engine was heard; None if nothing was."""
+        subscriber = self._subscribers.get(engine.id)
+        return subscriber.position() if subscriber is not None else None
+
     def snapshot(self, engine: Engine) -> bytes | None:
         """What a router that comes late needs to know of an engine, for its `join`; None if nothing was
         heard."""
-        subscriber = self._subscribers.get(engine.id)
-        position = subscriber.position() if subscriber is not None else None
+        position = self.position(engine)
         return None if position is None else kv_snapshot.encode(position, self._index.snapshot(engine.id))
 
     def resync(self, engine: Engine) -> None:
@@ -74,6 +85,8 @@ class KvFeed:
     ) -> None:
         subscriber = KvSubscriber(engine.id, events, replay, self, begin=position)
         engine.kv = KvFollowing(events, replay, subscriber.status)
+        if position is not None:
+            engine.kv.seq = position.seq
         engine.kv.changes.forget(self._clock.now_s())
         self._subscribers[engine.id] = subscriber
         subscriber.start()

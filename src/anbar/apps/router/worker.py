@@ -30,6 +30,16 @@ class Worker:
         return {VARIABLE: f"{self.place}/{self.count} {self.directory}"}
 
     @property
+    def parent(self) -> Path:
+        """The parent's socket."""
+        return self.directory / "parent.sock"
+
+    @property
+    def socket(self) -> Path:
+        """Where the others reach this worker."""
+        return self.directory / f"{self.place}.sock"
+
+    @property
     def serves(self) -> Path:
         """A file that is there once the worker has listened."""
         return self.directory / f"{self.place}.serves"

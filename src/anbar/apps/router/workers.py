@@ -16,9 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from anbar.adapters.peers.channel import Channel
+from anbar.adapters.peers.connect import Address, Local
 from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
 from anbar.adapters.telemetry import EventLog
+from anbar.adapters.telemetry.merged_pages import WorkersPage
+from anbar.apps.router.exchange import Answers, ExchangeParts, PeerExchange
 from anbar.apps.router.listening import reserve
+from anbar.apps.router.sharing import PeerShare, Told
+from anbar.apps.router.together import METRICS
 from anbar.apps.router.worker import WholeLines, Worker
 
 FIRST_PAUSE_S = 0.5
@@ -51,9 +57,12 @@ class Workers:
         self._running: dict[int, Process] = {}
         self._is_over = asyncio.Event()
         self._code = 0
+        self._page = WorkersPage()
+        self._exchange = _exchange_of(Worker(0, plan.count, directory).parent, self._metrics)
 
     async def run(self) -> int:
         """Until a signal, or until a worker does not even start; the exit code."""
+        await self._exchange.start()
         keepers = [asyncio.ensure_future(self._keep(place)) for place in range(self._plan.count)]
         ending = asyncio.ensure_future(self._is_over.wait())
         try:
@@ -69,6 +78,7 @@ class Workers:
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.gather(ending, *keepers, return_exceptions=True)
+            await self._exchange.stop()
             await asyncio.gather(*(process.wait() for process in self._running.values()))
         return self._code
 
@@ -88,6 +98,15 @@ class Workers:
         for place in list(self._running) if places is None else places:
             with suppress(ProcessLookupError):
                 self._running[place].send_signal(number)
+
+    async def _metrics(self, channel: Channel, body: bytes) -> None:
+        """Answer with the metrics of all workers; one that does not answer counts as it last did."""
+        places = list(self._running)
+        asked = (self._exchange.ask(Local(self._worker(place).socket), METRICS, b"") for place in places)
+        for place, page in zip(places, await asyncio.gather(*asked), strict=True):
+            if page is not None and place in self._running:
+                self._page.heard(place, page)
+        channel.send(self._page.render())
 
     def _worker(self, place: int) -> Worker:
         return Worker(place, self._plan.count, self._directory)
@@ -129,6 +148,28 @@ class Workers:
         finally:
             if process.returncode is not None:
                 del self._running[worker.place]
+                self._page.gone(worker.place)
+
+
+def _exchange_of(path: Path, metrics: Answers) -> PeerExchange:
+    """One that follows nobody and answers for all."""
+
+    async def nobody() -> Sequence[Address]:
+        return ()
+
+    def not_followed() -> PeerShare:
+        raise AssertionError("the parent follows nobody")
+
+    parts = ExchangeParts(
+        told=Told(),
+        share=not_followed,
+        listen=(Local(path),),
+        resolve=nobody,
+        drained=tuple,
+        on_drains=lambda word: None,
+        emit=lambda event: None,
+    )
+    return PeerExchange(parts, {METRICS: metrics})
 
 
 def run_workers(plan: WorkersPlan) -> int:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from anbar.apps.router.app import run
 from anbar.apps.router.reload import Source
+from anbar.apps.router.serve import run
 from anbar.cli.options import ConfigOption, config_file, load_options
 
 

@@ -17,9 +17,10 @@ from scripted import Connection, ask, no_more_descriptors, post, scripted
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, settled, until, within
 
-from anbar.apps.router.app import Router, allow_descriptors
+from anbar.apps.router.app import Router
 from anbar.apps.router.endpoints import Life
 from anbar.apps.router.monitor import AttachedEngine
+from anbar.apps.router.serve import allow_descriptors
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.fleet import EngineState

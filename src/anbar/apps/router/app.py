@@ -1,18 +1,13 @@
 """The router as a whole: makes the parts, starts and stops them in order, and obeys signals."""
 
 import asyncio
-import gc
 import random
-import resource
-import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-import uvloop
 from prometheus_client import CollectorRegistry
 
 from anbar.adapters.http.openai import ClientKv
@@ -63,8 +58,7 @@ from anbar.apps.router.sharing import PeerShare, SharedLoad, Told
 from anbar.apps.router.standing import Standing
 from anbar.apps.router.together import Own, Together, answers_of
 from anbar.apps.router.token_probe import TokenProbe
-from anbar.apps.router.worker import WholeLines, Worker, on_orphaned, worker_of
-from anbar.apps.router.workers import WorkersPlan, run_workers
+from anbar.apps.router.worker import Worker
 from anbar.config.models import AnbarConfig, EngineConfig, RouterConfig
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, StackError
@@ -81,19 +75,12 @@ TOKENIZER_THREADS = 2
 LOG_DELAY_S = 0.05
 """How long log lines may be gathered before they are written together."""
 
-COLLECTOR_THRESHOLDS = (20_000, 20, 20)
-"""When Python looks for garbage in cycles. What a request makes is freed without a look, and by default there
-is one for every few requests, which finds nothing."""
-
 JUDGED_S = 30.0
 """How long a worker waits for its engines before it listens: a look at one that does not answer takes 5 s,
 and the events of one that does may take as long as this to be replayed."""
 
 INTRODUCED_S = 3.0
 """How long a router looks for others before it begins to learn of its engines by itself."""
-
-FORCED_EXIT = 1
-"""Exit code after a second signal: work was cut."""
 
 
 class Router:
@@ -445,62 +432,3 @@ def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
         num_rebuilds=engine.checks.rebuilds,
         tokens=engine.tokens.value,
     )
-
-
-async def serve(router: Router, started: Callable[[int], None] = lambda port: None) -> int:
-    """Run until SIGTERM or SIGINT, then drain; a second signal ends at once. SIGHUP reads the configuration
-    again. Returns the exit code."""
-    loop = asyncio.get_running_loop()
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, router.reloader.ask)
-    if router.is_worker:
-        on_orphaned(lambda: signals.put_nowait(signal.SIGTERM))
-    try:
-        stopping = asyncio.ensure_future(signals.get())
-        starting = asyncio.ensure_future(router.start())
-        await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():  # a worker may wait for its engines
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            return 0
-        started(await starting)
-        await stopping
-        draining = asyncio.ensure_future(router.drain())
-        again = asyncio.ensure_future(signals.get())
-        await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
-        forced = not draining.done()
-        for task in (draining, again):
-            task.cancel()
-        await asyncio.gather(draining, again, return_exceptions=True)
-        return FORCED_EXIT if forced else 0
-    finally:
-        await router.stop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
-
-
-def allow_descriptors() -> None:
-    """Raise this process's limit of open files to what it may be: each stream takes two, and the usual 1,024
-    would end at some 500 streams."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # macOS names a hard limit that it does not grant
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def run(source: Source, environ: Mapping[str, str], sink: LineSink, command: Sequence[str] = ()) -> int:
-    """Run a router with the configuration at `source`: in this process, or, if it is to have several, in
-    processes that `command` starts. Returns its exit code. Raises ConfigError or StackError."""
-    config, worker = source.read(), worker_of(environ)
-    if worker is None and config.router.workers > 1:
-        router = config.router
-        count, drain_s = router.workers, router.drain_timeout_s
-        return run_workers(WorkersPlan(count, router.host, router.port, command, environ, drain_s))
-    allow_descriptors()
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
-    if worker is not None:
-        sink = WholeLines(sys.stderr.fileno())
-    code: int = uvloop.run(serve(Router(config, environ, sink, source, worker)))
-    return code

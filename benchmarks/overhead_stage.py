@@ -46,7 +46,7 @@ class Stage:
     """The processes of a run."""
 
     def __init__(self, scratch: Path, stack: contextlib.ExitStack) -> None:
-        self._scratch = scratch
+        self.scratch = scratch
         self._stack = stack
         self.model = models_dir(os.environ) / DEFAULT_MODEL
         self.ports = free_ports(2)
@@ -54,12 +54,12 @@ class Stage:
         self.notes: list[str] = []
 
     def run(self, argv: Sequence[str]) -> psutil.Process:
-        log = (self._scratch / f"{len(list(self._scratch.iterdir()))}.log").open("wb")
+        log = (self.scratch / f"{len(list(self.scratch.iterdir()))}.log").open("wb")
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         if argv[0] == sys.executable:
             environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         process = subprocess.Popen(
-            argv, stdout=log, stderr=log, env=environ, cwd=self._scratch, start_new_session=True
+            argv, stdout=log, stderr=log, env=environ, cwd=self.scratch, start_new_session=True
         )
         self._stack.callback(_end, process)
         return psutil.Process(process.pid)
@@ -68,7 +68,7 @@ class Stage:
         port = free_port()
         engines = [{"name": f"e{number}", "url": url} for number, url in enumerate(self.engines)]
         config = {"state_dir": "state", "engines": engines, "router": {"port": port, "policy": policy}}
-        path = self._scratch / f"{policy}.yaml"
+        path = self.scratch / f"{policy}.yaml"
         path.write_text(json.dumps(config))
         return port, self.run([sys.executable, "-m", "anbar.cli.main", "router", "--config", str(path)])
 
@@ -76,7 +76,7 @@ class Stage:
         """Start everything; those that do not come up are left out, and noted."""
         ours = [sys.executable, "-m", "benchmarks.bare_engine", "--model", str(self.model)]
         self.run([*ours, *map(str, self.ports)])
-        _answering(Target("engines", self.ports[0]), START_TIMEOUT_S)
+        answering(Target("engines", self.ports[0]), START_TIMEOUT_S)
         floor = free_port()
         made = [
             Target("no router", self.ports[0]),
@@ -102,13 +102,13 @@ class Stage:
                 )
                 continue
             port = free_port()
-            start = peers.Start(str(peer.python), port, free_port(), self.engines, self._scratch)
+            start = peers.Start(str(peer.python), port, free_port(), self.engines, self.scratch)
             made.append(Target(peer.name, port, process=self.run(peer.start(start))))
         return [target for target in made if self._came_up(target)]
 
     def _came_up(self, target: Target) -> bool:
         try:
-            _answering(target, START_TIMEOUT_S)
+            answering(target, START_TIMEOUT_S)
         except TimeoutError as error:
             self.notes.append(f"{target.name} is absent: {error}")
             return False
@@ -146,7 +146,7 @@ def send_all(port: int, requests: Sequence[bytes]) -> None:
     connection.close()
 
 
-def _answering(target: Target, timeout_s: float) -> None:
+def answering(target: Target, timeout_s: float) -> None:
     """Until it serves a chat. Raises TimeoutError."""
     chat = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Is anybody there?"}]}
     end_s = time.monotonic() + timeout_s

@@ -25,6 +25,7 @@ from anbar.apps.router.openapi import document
 from anbar.config import models
 from anbar.config.discover import DiscoverConfig
 from anbar.config.exchange import ExchangeConfig
+from anbar.config.record import RecordConfig
 from anbar.config.split import SplitConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -47,7 +48,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("router.split", SplitConfig),
     ("router.prefix", models.PrefixConfig),
     ("router.self_check", models.SelfCheckConfig),
-    ("router.record", models.RecordConfig),
+    ("router.record", RecordConfig),
     ("router.explain", models.ExplainConfig),
 )
 

@@ -40,6 +40,8 @@ ENGINE_FIELDS = {
     "in_flight_elsewhere": "requests of other routers there, as far as they have told",
     "queued_prefill_tokens": "prompt tokens of those without a first byte, less what may be cached",
     "decoding": "requests past their first byte",
+    "reported": "what it says: sequences `running` and `waiting`; of these `strangers`, which were not "
+    "sent from here; `ghosts` are requests of ours that it has not ([load](../concepts/load.md))",
     "costs": "what was learned of its speed ([costs](../concepts/costs.md))",
     "self_check": "predictions against its own reports ([self-check](../concepts/self-check.md))",
     "kv_events": "how far its events were taken in",

@@ -26,6 +26,7 @@ from anbar.config.fields import (
     Share,
     ZmqUrl,
 )
+from anbar.config.record import RecordConfig
 from anbar.config.split import Role, SplitConfig
 
 
@@ -311,24 +312,6 @@ class SelfCheckConfig(ConfigModel):
     """Share that may be absent in these, on average. At most `max_absent`."""
 
 
-class RecordConfig(ConfigModel):
-    """The block log: for each recorded request its lengths, times and blocks by name, to plan caches with.
-    No text and no tokens: blocks and sessions have keyed names (key: `<state_dir>/record.key`)."""
-
-    path: NamedPath | None = None
-    """File to append to, mode 0600; not shared between routers: of several workers the second writes
-    `<name>-w1<suffix>`, and so on. null: nothing is recorded."""
-
-    rate: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
-    """Share of the conversations that are recorded, each with all its requests (`router.session.header`)."""
-
-    file_bytes: Annotated[Bytes, Field(ge=64 * 1024)] = 64 * 1024**2
-    """Size at which a new file is begun; the one before becomes `<path>.1`. About 20 bytes a block."""
-
-    files: Annotated[Int, Field(ge=1, le=1000)] = 8
-    """Number of files that are kept, the current one included."""
-
-
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
@@ -456,6 +439,9 @@ class RouterConfig(ConfigModel):
 
     health_interval_s: Seconds = 1.0
     """Seconds between two looks at each engine's health."""
+
+    load_check_interval_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 5.0
+    """Seconds between two looks at what each engine says of its load; 0: never, as if all is ours."""
 
     drain_timeout_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
     """Seconds that running answers get to finish after SIGTERM."""

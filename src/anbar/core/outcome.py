@@ -3,6 +3,7 @@
 None of them carries a prompt, a token, a key or a header.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -191,6 +192,14 @@ class TokensCompared(msgspec.Struct, frozen=True):
     """Which text, and where; or why it could not be asked."""
 
 
+class LoadCorrected(msgspec.Struct, frozen=True):
+    """An engine said for long that it has nothing, while requests to it were not over."""
+
+    engine: EngineId
+    num_ghosts: int
+    """So many count as its load no more."""
+
+
 class SupervisorCaught(msgspec.Struct, frozen=True):
     """A supervisor caught an error that nobody expected: a defect."""
 
@@ -211,6 +220,7 @@ Event = (
     | KvStreamRestarted
     | TrustChanged
     | TokensCompared
+    | LoadCorrected
     | SupervisorCaught
 )
 
@@ -257,6 +267,10 @@ class EngineGauges:
     num_rebuilds: int = 0
     tokens: str = "remote"
     """Whether the router's tokens are the engine's: remote, comparing, agrees, differs, unverified."""
+    num_reported: float = math.nan
+    """Sequences that the engine says it has; NaN when it does not say."""
+    num_strangers: int = 0
+    num_ghosts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ is over, or when one that was sent later is answered.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import msgspec
 
@@ -43,6 +44,9 @@ class PrefillQueue:
 
     def __len__(self) -> int:
         return len(self._prompts)
+
+    def __iter__(self) -> Iterator[QueuedPrompt]:
+        return iter(self._prompts)
 
     @property
     def work(self) -> PrefillWork:

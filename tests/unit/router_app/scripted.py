@@ -32,7 +32,8 @@ from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
-from anbar.config.models import ExplainConfig, RecordConfig
+from anbar.config.models import ExplainConfig
+from anbar.config.record import RecordConfig
 from anbar.config.split import SplitVia
 from anbar.core.clock import ManualClock
 from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, Route

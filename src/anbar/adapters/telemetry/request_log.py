@@ -13,6 +13,7 @@ from anbar.core.outcome import (
     Event,
     KvStreamGap,
     KvStreamRestarted,
+    LoadCorrected,
     PrefillEnded,
     RequestFinished,
     RequestMalformed,
@@ -35,6 +36,7 @@ _KINDS: dict[type[Event], str] = {
     KvStreamRestarted: "kv_restart",
     TrustChanged: "trust",
     TokensCompared: "tokens",
+    LoadCorrected: "load_corrected",
     SupervisorCaught: "defect",
 }
 

@@ -21,6 +21,7 @@ from anbar.core.outcome import (
     FleetGauges,
     KvStreamGap,
     KvStreamRestarted,
+    LoadCorrected,
     PrefillEnded,
     RequestFinished,
     RequestMalformed,
@@ -40,6 +41,12 @@ ENGINE_GAUGES = {
     "anbar_router_queued_prefill_tokens": "Prompt tokens sent to the engine, not predicted cached, not yet "
     "answered.",
     "anbar_router_decoding_requests": "Requests past their first byte.",
+    "anbar_router_reported_requests": "Sequences that the engine says it runs or has waiting; NaN when it "
+    "does not say.",
+    "anbar_router_stranger_requests": "Of these, those beyond what was sent from here: other clients' "
+    "requests, and more answers to one request. They count as load.",
+    "anbar_router_ghost_requests": "Requests in flight that the engine has said for a minute not to have. "
+    "They do not count as load.",
     "anbar_router_idle_connections": "Kept connections to the engine that are not in use.",
     "anbar_router_kv_stream_connected": "1 while KV events of the engine are followed without a gap.",
     "anbar_router_kv_stream_sequence": "Sequence number of the last KV batch taken in; -1 before the first.",
@@ -112,6 +119,9 @@ class _FleetCollector(Collector):
                 engine.num_in_flight,
                 engine.queued_prefill_tokens,
                 engine.num_decoding,
+                engine.num_reported,
+                engine.num_strangers,
+                engine.num_ghosts,
                 engine.num_idle_connections,
                 engine.kv_connected,
                 engine.kv_seq,
@@ -187,6 +197,8 @@ class RouterMetrics:
                 self._prefills.labels(engine, verdict).observe(seconds)
             case RetryRefused():
                 self._refused_retries.labels().inc()
+            case LoadCorrected(engine, num_ghosts):
+                self._ghosts.labels(engine).inc(num_ghosts)
             case BreakerChanged(engine, breaker):
                 self._breaker_changes.labels(engine, breaker).inc()
             case EngineStateChanged(engine=engine, after=after):
@@ -225,6 +237,11 @@ class RouterMetrics:
         )
         self._missing = counter(
             "anbar_router_kv_stream_missing_batches_total", "KV batches lost in gaps.", ("engine",)
+        )
+        self._ghosts = counter(
+            "anbar_router_ghost_requests_found_total",
+            "Requests in flight that turned out not to be at their engine.",
+            ("engine",),
         )
         self._restarts = counter(
             "anbar_router_kv_stream_restarts_total", "Times an engine's event stream began anew.", ("engine",)

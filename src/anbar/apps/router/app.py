@@ -1,6 +1,7 @@
 """The router as a whole: makes the parts, starts and stops them in order, and obeys signals."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +47,7 @@ from anbar.apps.router.handover import Handover, HandoverParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.listening import cannot_listen
+from anbar.apps.router.load_watch import LoadWatch
 from anbar.apps.router.members import Members, MembersParts
 from anbar.apps.router.monitor import Monitor, MonitorParts
 from anbar.apps.router.naming import Naming
@@ -131,6 +133,7 @@ class Router:
             )
         )
         self.discovery = Discovery(config.engines, self._discovery_parts(caches, clock))
+        self._loads = LoadWatch(self.fleet, clock, self.emit, router.load_check_interval_s)
         self._reloading: asyncio.Task[None] | None = None
         self.reloader = Reloader(config, self._reload_parts(source))
         budget = retry_budget(router)
@@ -247,6 +250,7 @@ class Router:
         else:
             self.discovery.start()
         self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})
+        self._loads.start()
         self._reloading = asyncio.get_running_loop().create_task(self.reloader.run())
         return port
 
@@ -354,6 +358,7 @@ class Router:
             await self._together.stop()
             await self.exchange.stop()
         await self.discovery.stop()
+        await self._loads.stop()
         await self._monitor.stop()
         await self._check.stop()
         await self._feed.stop()
@@ -431,4 +436,7 @@ def _gauges(engine: Engine, standing: Standing) -> EngineGauges:
         },
         num_rebuilds=engine.checks.rebuilds,
         tokens=engine.tokens.value,
+        num_reported=math.nan if engine.load.reported is None else engine.load.reported.total,
+        num_strangers=engine.load.strangers.total,
+        num_ghosts=engine.load.num_ghosts,
     )

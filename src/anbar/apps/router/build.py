@@ -15,7 +15,8 @@ from anbar.apps.router.monitor import AttachedEngine, CacheSetup
 from anbar.apps.router.priors import Priors
 from anbar.apps.router.sharing import SharedCaches, Told
 from anbar.apps.router.worker import Worker
-from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RecordConfig, RouterConfig
+from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
+from anbar.config.record import RecordConfig
 from anbar.config.render import store_settings
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError

@@ -20,6 +20,7 @@ from anbar.apps.router.explain_endpoint import ExplainEndpoint
 from anbar.apps.router.failures import internal
 from anbar.apps.router.flow import Flow
 from anbar.apps.router.headers import id_headers, request_id
+from anbar.apps.router.load import EngineLoad
 from anbar.apps.router.local import must_be_local
 from anbar.apps.router.naming import Naming
 from anbar.apps.router.openapi import rendered
@@ -215,6 +216,7 @@ def _describe(engine: Engine) -> dict[str, object]:
         "in_flight_elsewhere": load.num_elsewhere,
         "queued_prefill_tokens": load.queued_prefill_tokens,
         "decoding": load.num_decoding,
+        "reported": _describe_reported(load),
         "costs": costs_page(engine.costs),
         "self_check": _describe_check(engine),
         "kv_events": {
@@ -232,6 +234,17 @@ def _describe(engine: Engine) -> dict[str, object]:
             "failed_replays": kv.status.num_failed_replays,
             "errors": kv.status.num_errors,
         },
+    }
+
+
+def _describe_reported(load: EngineLoad) -> dict[str, object]:
+    """What the engine says of its load, and what the router makes of the difference."""
+    told = load.reported
+    return {
+        "running": told.num_running if told is not None else None,
+        "waiting": told.num_waiting if told is not None else None,
+        "strangers": load.strangers.total,
+        "ghosts": load.num_ghosts,
     }
 
 

@@ -4,11 +4,13 @@ from types import TracebackType
 
 import msgspec
 
+from anbar.adapters.vllm.load_page import ReportedLoad
 from anbar.core.clock import Clock
 from anbar.core.cost import NO_WORK, PrefillWork
 from anbar.core.events import Tier
 from anbar.core.fleet import NO_PREDICTION, Prediction
 from anbar.route.costs import Finished
+from anbar.route.load_check import NO_STRANGERS, Strangers
 from anbar.route.waiting import PrefillQueue, QueuedPrompt
 
 
@@ -23,13 +25,36 @@ class Plan(msgspec.Struct, frozen=True):
 class EngineLoad:
     """Requests that were sent to one engine and are not over."""
 
-    __slots__ = ("num_elsewhere", "num_in_flight", "queue")
+    __slots__ = (
+        "_ghosts_below",
+        "_marked_prompts",
+        "_num_marked",
+        "mark_number",
+        "num_elsewhere",
+        "num_ghosts",
+        "num_in_flight",
+        "queue",
+        "reported",
+        "strangers",
+        "strangers_work",
+    )
 
     def __init__(self) -> None:
         self.num_in_flight = 0
         """Of this router."""
         self.num_elsewhere = 0
         """Of other routers, as far as they have told."""
+        self.num_ghosts = 0
+        """Of this router's, those that are no load (`route/load_check.py`)."""
+        self.strangers = NO_STRANGERS
+        self.strangers_work = NO_WORK
+        """Of those that wait, as far as it can be guessed."""
+        self.reported: ReportedLoad | None = None
+        """What the engine said last; None when it did not."""
+        self.mark_number = 0
+        self._ghosts_below = 0
+        self._num_marked = 0
+        self._marked_prompts: tuple[QueuedPrompt, ...] = ()
         self.queue = PrefillQueue()
         """Prompts without a first token, less what is predicted to come from a cache."""
 
@@ -52,6 +77,43 @@ class EngineLoad:
         self.num_elsewhere -= 1
         self.queue.discard(prompt, now_s)
 
+    @property
+    def num_believed(self) -> int:
+        """Requests that the engine was sent and has, from here and from other routers that have told."""
+        return self.num_in_flight + self.num_elsewhere - self.num_ghosts
+
+    @property
+    def num_streams(self) -> int:
+        """Answers that it generates, whoever asked for them."""
+        return self.num_decoding - self.num_ghosts + self.strangers.num_running
+
+    def meet(self, strangers: Strangers, work: PrefillWork) -> None:
+        """Others have so much there."""
+        self.strangers, self.strangers_work = strangers, work
+
+    def mark(self) -> None:
+        """Remember what is in flight now."""
+        self.mark_number += 1
+        self._num_marked = self.num_in_flight - self.num_ghosts
+        self._marked_prompts = tuple(self.queue)
+
+    def drop_marked(self, now_s: float) -> int:
+        """What was in flight at the last mark and still is counts as load no more; returns how many."""
+        self._ghosts_below = self.mark_number
+        num_dropped, self._num_marked = self._num_marked, 0
+        self.num_ghosts += num_dropped
+        for prompt in self._marked_prompts:
+            self.queue.discard(prompt, now_s)
+        self._marked_prompts = ()
+        return num_dropped
+
+    def left(self, mark_number: int) -> None:
+        """One has ended that was sent before the last mark, when so many had been."""
+        if mark_number < self._ghosts_below:
+            self.num_ghosts -= 1
+        else:
+            self._num_marked -= 1
+
     def hold(self, plan: Plan, clock: Clock) -> "Share":
         """Use as `with load.hold(plan, clock) as share:` around one try of one request."""
         return Share(self, plan, clock)
@@ -65,6 +127,7 @@ class Share:
         "_clock",
         "_is_clear",
         "_load",
+        "_mark_number",
         "_num_decoding",
         "_plan",
         "_prompt",
@@ -82,7 +145,7 @@ class Share:
         self._clock = clock
         self._before = NO_WORK
         self._is_clear = True
-        self._num_decoding = 0
+        self._num_decoding = self._mark_number = 0
         self._started_s = self._seconds = 0.0
 
     def __enter__(self) -> "Share":
@@ -90,7 +153,8 @@ class Share:
         queue.pass_time(now_s)
         self._before, self._started_s = queue.work, now_s - queue.done_s(now_s)
         self._is_clear = queue.num_loading == 0
-        self._num_decoding = self._load.num_decoding
+        self._num_decoding = self._load.num_streams
+        self._mark_number = self._load.mark_number
         self._load.num_in_flight += 1
         queue.add(self._prompt, now_s)
         return self
@@ -120,4 +184,6 @@ class Share:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._load.num_in_flight -= 1
+        if self._mark_number != self._load.mark_number:
+            self._load.left(self._mark_number)
         self._load.queue.discard(self._prompt, self._clock.now_s())

@@ -8,7 +8,7 @@ from anbar.adapters.telemetry.block_log import BlockLogStats, BlockLogWriter, re
 from anbar.adapters.telemetry.rotating_file import RotatingFile
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.record import Pending, Record
-from anbar.config.models import RecordConfig
+from anbar.config.record import RecordConfig
 from anbar.core.block_log import UNKNOWN_BLOCK_SIZE, BlockLogEntry, PredictedTokens, trace_chain
 from anbar.core.fleet import PrefixMatch
 from anbar.core.outcome import RequestFinished

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -268,8 +269,7 @@ class FleetSim:
         return self._result
 
     def _arrive(self, ask: Ask) -> None:
-        tokens = tuple(token for block in ask.blocks for token in (block,) * BLOCK)
-        tokens += (0,) * (ask.num_prompt - len(tokens))
+        tokens = _tokens(ask.blocks) + (0,) * (ask.num_prompt - BLOCK * len(ask.blocks))
         query = RouteQuery(
             RequestId(str(ask.number)), MODEL, tokens, ask.num_prompt, session=str(ask.blocks[1:2])
         )
@@ -355,7 +355,7 @@ def _events(events: Sequence[EngineEvent]) -> Iterator[KvEvent]:
                 yield BlocksStored(
                     hashes=tuple(_hash(key) for key in named),
                     parent=None if event.parent is None else _hash(event.parent),
-                    token_ids=tuple(token for key in named for token in (key,) * BLOCK),
+                    token_ids=_tokens(named),
                     block_size=BLOCK,
                     tier=Tier.DEVICE,
                     extra_keys=((),) * len(named),
@@ -364,6 +364,11 @@ def _events(events: Sequence[EngineEvent]) -> Iterator[KvEvent]:
             named = [key for key in event.keys if isinstance(key, int)]
             if named:
                 yield BlocksRemoved(tuple(_hash(key) for key in named), Tier.DEVICE)
+
+
+def _tokens(blocks: Sequence[int]) -> tuple[int, ...]:
+    """Each block is its name, again and again."""
+    return tuple(chain.from_iterable(map(repeat, blocks, repeat(BLOCK))))
 
 
 def _hash(key: BlockKey) -> EngineHash:

@@ -239,7 +239,13 @@ class FleetSim:
         )
         health = Health(lambda before, after, reason: None)
         health.probe_succeeded()
-        facts = EngineFacts(names=frozenset({MODEL}), root=MODEL, max_model_len=CONTEXT, block_size=BLOCK)
+        facts = EngineFacts(
+            names=frozenset({MODEL}),
+            root=MODEL,
+            max_model_len=CONTEXT,
+            block_size=BLOCK,
+            kv_tokens=num_blocks * BLOCK,
+        )
         name = EngineId(f"e{number}")
         pool = UpstreamPool(parse_endpoint("http://127.0.0.1:1"), UpstreamLimits())
         engine = Engine(name, "", pool, (), health, group.join(), facts=facts)

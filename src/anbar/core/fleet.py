@@ -27,7 +27,9 @@ class EngineView(msgspec.Struct, frozen=True):
     work of prompts that were sent to it and are not computed, of which `prefill_done_s` seconds are done;
     `num_decoding` requests that it is generating for; `loads` what tiers cost, as far as that is known;
     `adapters` the LoRA adapters in its slots, `adapters_full` whether running requests use every slot;
-    `doubt` by which share what is learned of its speed may be off (a standard error)."""
+    `doubt` by which share what is learned of its speed may be off (a standard error); `kv_tokens` what its
+    device cache has room for, 0 where it does not say; `kv_held_tokens` what requests in flight hold of that
+    beyond what was cached; `answer_s` how long answers mostly run after their first token, 0 until known."""
 
     id: EngineId
     state: EngineState
@@ -44,6 +46,9 @@ class EngineView(msgspec.Struct, frozen=True):
     adapters: frozenset[str] = frozenset()
     adapters_full: bool = False
     doubt: float = 0.0
+    kv_tokens: int = 0
+    kv_held_tokens: int = 0
+    answer_s: float = 0.0
 
     @property
     def wait_s(self) -> float:
@@ -83,6 +88,8 @@ class Prediction(msgspec.Struct, frozen=True):
     wait_s: float = 0.0
     load_s: float = 0.0
     prefill_s: float = 0.0
+    later_s: float = 0.0
+    """By how much its prefill delays prompts that come later, summed over them."""
 
     @property
     def ttft_s(self) -> float:

@@ -3,7 +3,7 @@
 A finished request teaches what its tokens went through. If they were computed, all but a few, the time is the
 prefill's, less the predicted load. If most were loaded, what the predicted wait and prefill leave over is
 the load's: seconds per token and tier, as a share of the time to compute a token, by least squares with
-forgetting, between 0 (free) and 1 (no better than computing).
+forgetting, between 0 (free) and 1 (no better than computing). How long answers run is a faded mean.
 """
 
 import math
@@ -33,6 +33,8 @@ class Finished(msgspec.Struct, frozen=True):
     """Tokens that came from each tier below the device."""
     num_decoding: int = 0
     """Answers that ran when it was sent."""
+    answer_s: float = math.nan
+    """From the first token to the end; not a number where the first token is not seen."""
     is_clear: bool = True
     """Whether it is known what it waited for: nothing that was queued before was overtaken, or loaded."""
 
@@ -61,6 +63,20 @@ class _Ratio:
         self.value = min(max((self.xy + self.RIDGE * start) / (self.xx + self.RIDGE), 0.0), 1.0)
 
 
+class _Mean:
+    """Faded mean of seconds."""
+
+    __slots__ = ("num_samples", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.num_samples = 0
+
+    def add(self, seconds: float) -> None:
+        self.num_samples += 1
+        self.value += (seconds - self.value) / min(self.num_samples, 2 * HALF_LIFE)
+
+
 class CostGroup:
     """Engines that are expected to be alike: what one shows of itself is expected of the others."""
 
@@ -73,6 +89,7 @@ class CostGroup:
             for tier, ratio in LOAD_RATIO.items()
         }
         self.ratios = {tier: _Ratio(start) for tier, start in self._start.items()}
+        self.answers = _Mean()
         self.num_loads = 0
         """Loads that any of the engines has taught."""
 
@@ -100,6 +117,7 @@ class EngineCosts:
         self._group = group
         self.learner: PrefillLearner = group.prefill.join()
         self._own = {tier: _Ratio(0.0) for tier in LOAD_RATIO}
+        self._answers = _Mean()
         self._loads: Mapping[Tier, LoadCost] = NO_LOADS
         self._loads_of: tuple[PrefillCost, int] | None = None
         """What `_loads` was made from: a look, which every request takes at every engine, costs nothing."""
@@ -113,6 +131,12 @@ class EngineCosts:
     def doubt(self) -> float:
         """By which share the prefill's estimate may be off: a standard error."""
         return self.learner.doubt
+
+    @property
+    def answer_s(self) -> float:
+        """How long answers run after their first token, on the average; 0.0 until one has ended."""
+        own = self._answers
+        return own.value if own.num_samples else self._group.answers.value
 
     @property
     def loads(self) -> Mapping[Tier, LoadCost]:
@@ -133,6 +157,7 @@ class EngineCosts:
         """Another engine has taken this one's place: it is expected to be like the others again."""
         self.learner.forget()
         self._own = {tier: _Ratio(0.0) for tier in LOAD_RATIO}
+        self._answers = _Mean()
         self._loads_of = None
 
     def num_loads(self, tier: Tier) -> int:
@@ -141,6 +166,9 @@ class EngineCosts:
 
     def observe(self, finished: Finished) -> None:
         """Learn from one request. What no clock can have measured is ignored."""
+        if math.isfinite(finished.answer_s) and finished.answer_s >= 0:
+            self._answers.add(finished.answer_s)
+            self._group.answers.add(finished.answer_s)
         loads, num_loaded = self.loads, sum(finished.loaded.values())
         load_s = sum(loads[tier].seconds(count) for tier, count in finished.loaded.items())
         if num_loaded <= self.MOST_LOADED * finished.own.tokens:

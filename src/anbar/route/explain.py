@@ -67,7 +67,7 @@ class Candidate:
     load_host_s: float = 0.0
     load_shared_s: float = 0.0
     imposed_s: float = 0.0
-    """Delay of the answers that the engine streams already."""
+    """Delay of the answers that run there meanwhile."""
 
     @property
     def score_s(self) -> float:

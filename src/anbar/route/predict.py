@@ -1,8 +1,10 @@
-"""What a request would cost on an engine, in seconds: `TTFT(w) = wait(w) + load(w) + prefill(w)`.
+"""What a request would cost on an engine, in seconds: `TTFT(w) = wait(w) + load(w) + prefill(w)`, and what
+its computing costs others, whose answers it delays, and those who come after it.
 
 - wait: `a Q + b P` for the prompts that `w` was sent before and has not computed, Q their tokens and P the
   sum of their own L^2 - m^2, less the seconds since it began with the first of them; and `c D` for the D
-  answers that it streams, whose steps the prompt shares.
+  answers that it streams, whose steps the prompt shares. Where its KV cache is too full, until there is room
+  (`anbar.route.room`), if that is longer: prompts are computed while others end.
 - load: latency and seconds per token of the part that lies in host RAM or in the shared store.
 - prefill: `overhead + a (L - m) + b (L^2 - m^2)` for the tokens m..L that come from no tier.
 
@@ -20,11 +22,12 @@ from anbar.core.fleet import NO_MATCH, EngineView, Prediction, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.adapters import adapter_wait_s
+from anbar.route.room import room_wait_s, staying
 
-OTHERS_WEIGHT = 0.3
-"""A second by which the tokens of somebody's answer come late, over a second without a first token. At 1 the
-engine with the longest queue, which streams to nobody, drew all long prompts: in `make bench
-NAME=router-quality` they waited twice as long for their first tokens, and nobody gained."""
+LATER_PER_WAITING = 2.0
+"""Prompts to come that a second of computing delays by a second, for each one that waits now, on the average
+of the fleet: as many come while those wait (Little's law), and again as many until the queue is empty, with
+engines that compute prompts half of their time."""
 
 LOAD_RATIO: Mapping[Tier, float] = {Tier.HOST: 0.05, Tier.SHARED: 0.1}
 """Time to load a token over the time to compute it, until somebody measured it. Published for host RAM on an
@@ -32,12 +35,15 @@ H100: 2 to 22 times sooner than computing (vLLM's blog of 2026-01-08 on the offl
 slower."""
 
 
-def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch) -> Prediction:
-    """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix."""
-    wait_s = engine.wait_s if query.lora is None else engine.wait_s + adapter_wait_s(query, engine)
+def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch, num_later: float = 0.0) -> Prediction:
+    """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix.
+    `num_later`: prompts to come that its computing delays."""
+    wait_s = max(engine.wait_s, room_wait_s(engine, query.num_tokens - match.device))
+    if query.lora is not None:
+        wait_s += adapter_wait_s(query, engine)
     if match.shared == match.device:  # mostly: nothing of it has to be loaded, and there is nothing to weigh
-        return _with(query, engine, wait_s, match)
-    options = [_with(query, engine, wait_s, used) for used in _uses(match)]
+        return _with(query, engine, wait_s, match, num_later)
+    options = [_with(query, engine, wait_s, used, num_later) for used in _uses(match)]
     return min(options, key=lambda option: option.ttft_s)
 
 
@@ -45,22 +51,28 @@ def predict_all(
     query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
 ) -> dict[EngineId, Prediction]:
     """`predict` for each engine; one without an entry in `matches` holds nothing."""
-    return {engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH)) for engine in engines}
+    num_waiting = sum(engine.num_in_flight - engine.num_decoding for engine in engines)
+    num_later = LATER_PER_WAITING * num_waiting / len(engines) if num_waiting else 0.0
+    return {
+        engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH), num_later) for engine in engines
+    }
 
 
 def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:
-    """Seconds that the prefill takes from the decodes running on `engine`, summed over them.
+    """Seconds that the prefill takes from others' answers on `engine`, summed over them.
 
     vLLM computes a prompt chunk in the same steps as the running decodes, so while the prefill lasts each of
     them waits about as long as it takes; the overhead is no part of that, since the decodes' own steps have
-    it too. Loads run beside the steps and delay nobody.
+    it too. Loads run beside the steps and delay nobody. Those who run then are not those who run now: the
+    prompts before it are being answered by then, and answers that run now may have ended.
     """
-    return engine.num_decoding * max(0.0, prediction.prefill_s - engine.prefill.overhead_s)
+    others = staying(engine, prediction.wait_s)
+    return others * max(0.0, prediction.prefill_s - engine.prefill.overhead_s)
 
 
 def score_s(engine: EngineView, prediction: Prediction) -> float:
     """What `predicted_ttft` makes least."""
-    return prediction.ttft_s + OTHERS_WEIGHT * imposed_delay_s(engine, prediction)
+    return prediction.ttft_s + imposed_delay_s(engine, prediction) + prediction.later_s
 
 
 def host_load_s(engine: EngineView, prediction: Prediction) -> float:
@@ -82,12 +94,16 @@ def _uses(match: PrefixMatch) -> list[PrefixMatch]:
     ]
 
 
-def _with(query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatch) -> Prediction:
+def _with(
+    query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatch, num_later: float
+) -> Prediction:
     host_s = _load_s(engine, Tier.HOST, used.host - used.device)
     shared_s = _load_s(engine, Tier.SHARED, used.shared - used.host)
     # A prompt that is held in full still needs its last token computed to have something to sample from.
     num_cached = max(0, min(used.total, query.num_tokens - 1))
-    return Prediction(used, wait_s, host_s + shared_s, engine.prefill.seconds(query.num_tokens, num_cached))
+    prefill_s = engine.prefill.seconds(query.num_tokens, num_cached)
+    later_s = num_later * max(0.0, prefill_s - engine.prefill.overhead_s)
+    return Prediction(used, wait_s, host_s + shared_s, prefill_s, later_s)
 
 
 def _load_s(engine: EngineView, tier: Tier, num_tokens: int) -> float:

@@ -1,6 +1,7 @@
 """What the seconds of the cost model decide: the exact points at which the choice turns, and how far the
 predicted delay of running answers is from what the engine model does."""
 
+import math
 from random import Random
 
 import pytest
@@ -16,7 +17,7 @@ from anbar.core.fleet import EngineView, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.route.policies import make_policy
 from anbar.route.policies.predicted_ttft import TIE_RATIO, TIE_S
-from anbar.route.predict import OTHERS_WEIGHT, imposed_delay_s, predict
+from anbar.route.predict import LATER_PER_WAITING, imposed_delay_s, predict, predict_all
 from anbar.sim.engine.shape import EngineShape
 from tests.unit.calibrate.virtual_engine import VirtualEngine
 
@@ -117,14 +118,48 @@ def test_a_slow_tier_is_worth_nothing() -> None:
 
 
 def test_answers_that_run_are_delayed_by_the_computing_and_not_by_the_overhead() -> None:
-    """2.9 s of the rest delay each answer at a. A share of that, with the 3.4 s to the first token, is less
-    than computing all elsewhere as long as there are few of them; with one more it is more."""
-    idle, each_s = view("b", prefill=COST), OTHERS_WEIGHT * 2.9
+    """2.9 s of the rest delay each answer at a. That, with the 3.4 s to the first token, is less than
+    computing all elsewhere as long as there are few of them; with one more it is more."""
+    idle, each_s = view("b", prefill=COST), 2.9
     few = int((LIMIT_S - REST_S) / each_s)
     assert few * each_s + REST_S < LIMIT_S < (few + 1) * each_s + REST_S
     assert chosen(view("a", prefill=COST, decoding=few, in_flight=few), idle, a=on_device(9000)) == "a"
     few += 1
     assert chosen(view("a", prefill=COST, decoding=few, in_flight=few), idle, a=on_device(9000)) == "b"
+
+
+def test_those_that_wait_before_a_prompt_are_delayed_by_it_as_answers() -> None:
+    """When the prompt is computed, a queue that was before it is being answered: it is no empty engine that
+    a long prompt should be sent to. Of answers that run, some have ended by then: after as long as answers
+    mostly run, all but 1/e of them."""
+    short = PrefillCost(1e-3)
+    asked = query(range(1000))
+    waiting = view("a", prefill=short, queued=8, in_flight=8)
+    running = view("b", prefill=short, decoding=8, in_flight=8)
+    one, other = (
+        imposed_delay_s(engine, predict(asked, engine, PrefixMatch())) for engine in (waiting, running)
+    )
+    assert one == other == 8.0
+    ending = replace(view("c", prefill=short, queued=4000, decoding=8, in_flight=8), answer_s=4.0)
+    assert imposed_delay_s(ending, predict(asked, ending, PrefixMatch())) == pytest.approx(8 / math.e)
+
+
+def test_the_more_wait_the_more_computing_less_is_worth() -> None:
+    """a holds the prefix and has a queue that takes as long as computing all on the idle b would, and a
+    little more than a tie. With nobody else waiting b is chosen; when prompts wait all over the fleet, each
+    second of computing delays those to come, and a is."""
+    queue_s = LIMIT_S - REST_S + 0.1
+    holder = queued("a", queue_s)
+    fleet = [
+        holder,
+        view("b", prefill=COST),
+        *(view(f"c{n}", prefill=COST, in_flight=9, queued=99_999) for n in range(2)),
+    ]
+    none_wait = [replace(engine, num_decoding=engine.num_in_flight) for engine in fleet]
+    assert chosen(*none_wait, a=on_device(9000)) == "b"
+    assert chosen(*fleet, a=on_device(9000)) == "a"
+    later = predict_all(query(PROMPT), fleet, {EngineId("a"): on_device(9000)})[holder.id].later_s
+    assert later == pytest.approx(LATER_PER_WAITING * 18 / 4 * 2.9)
 
 
 def delayed_s(num_decoding: int, num_tokens: int, budget: int) -> float:
@@ -149,6 +184,6 @@ def test_the_predicted_delay_is_that_of_the_engine_model(
     few hundred tokens, which cost their neighbours a hundredth of a second, are overstated by up to half."""
     kind = EngineType("", "", "", "", 256, KV_BYTES_PER_TOKEN, budget)
     cost = prefill_prior(CostFile(kind, Measured("", "", 0.0), H100_8B))
-    engine = view("a", prefill=cost, decoding=num_decoding)
+    engine = view("a", prefill=cost, decoding=num_decoding, in_flight=num_decoding)
     predicted_s = imposed_delay_s(engine, predict(query(range(num_tokens)), engine, PrefixMatch()))
     assert predicted_s == pytest.approx(delayed_s(num_decoding, num_tokens, budget), rel=most_off)

@@ -140,3 +140,22 @@ def test_odd_requests_break_nothing(requests: list[tuple[int, int, int, float]])
     a = costs.prefill.a_s_per_token
     assert 0 < a < math.inf
     assert all(0 <= cost.s_per_token <= a for cost in costs.loads.values())
+
+
+def test_how_long_answers_run_is_learned_of_the_engine_and_until_then_of_the_others() -> None:
+    """A mean that fades; what showed no first token says nothing, and an engine whose place was taken by
+    another begins anew."""
+    group = CostGroup(COST)
+    one, other = group.join(), group.join()
+    work = PrefillWork.of(2000)
+    assert one.answer_s == 0.0
+    for seconds in (2.0, 4.0, math.nan, -1.0, math.inf):
+        one.observe(Finished(work, COST.seconds(2000), answer_s=seconds))
+    assert (one.answer_s, other.answer_s) == (3.0, 3.0)
+    other.observe(Finished(work, COST.seconds(2000), answer_s=9.0))
+    assert (one.answer_s, other.answer_s) == (3.0, 9.0)
+    for _ in range(1000):
+        one.observe(Finished(work, COST.seconds(2000), answer_s=1.0))
+    assert one.answer_s == pytest.approx(1.0, abs=1e-3)
+    other.forget()
+    assert other.answer_s == pytest.approx(1.0, abs=1e-3)

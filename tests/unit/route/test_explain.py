@@ -12,7 +12,7 @@ from anbar.core.request import RouteQuery
 from anbar.route.explain import Decision, Mode, candidates_of, note_decision
 from anbar.route.filters import Verdict, candidates, verdict
 from anbar.route.policies import PredictedTtft
-from anbar.route.predict import OTHERS_WEIGHT
+from anbar.route.predict import LATER_PER_WAITING
 
 QUERY = RouteQuery(RequestId("r"), "m", tuple(range(100)), 100)
 
@@ -60,8 +60,8 @@ def test_candidates_are_the_engines_with_that_verdict() -> None:
 
 
 def decided(degraded: dict[EngineId, str], note: str = "") -> Decision:
-    busy = engine("a", num_decoding=2, queued_prefill_tokens=50)
-    holder = engine("b", num_decoding=1)
+    busy = engine("a", num_decoding=2, num_in_flight=3, queued_prefill_tokens=50)
+    holder = engine("b", num_decoding=1, num_in_flight=1)
     sick = engine("c", EngineState.UNHEALTHY)
     views = [sick, busy, holder]
     matches = {EngineId("b"): PrefixMatch(40, 60, 80)}
@@ -77,8 +77,9 @@ def test_parts_add_up_to_the_score_that_was_compared() -> None:
     assert b.prediction is not None
     assert a.prediction.wait_s == pytest.approx(0.05)
     assert a.prediction.prefill_s == pytest.approx(0.1)
-    assert a.imposed_s == pytest.approx(0.2)
-    assert a.score_s == pytest.approx(0.15 + OTHERS_WEIGHT * 0.2)
+    assert a.imposed_s == pytest.approx(0.3)
+    assert a.prediction.later_s == pytest.approx(LATER_PER_WAITING / 2 * 0.1)
+    assert a.score_s == pytest.approx(0.15 + 0.3 + a.prediction.later_s)
     assert b.load_host_s == pytest.approx(0.05 * 1e-3 * 20)
     assert b.load_shared_s == pytest.approx(0.1 * 1e-3 * 20)
     assert b.load_host_s + b.load_shared_s == pytest.approx(b.prediction.load_s)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from random import Random
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,8 +187,14 @@ def test_ties_break_at_random(name: str) -> None:
 def test_a_cached_prefix_wins_over_an_idle_engine() -> None:
     """900 of 1,000 tokens cached beat an empty engine, until the queue there takes longer than computing."""
     matches = cached(a=900)
-    assert decide("predicted_ttft", [view("a", in_flight=3, queued=500), view("b")], matches).target == "a"
-    assert decide("predicted_ttft", [view("a", in_flight=3, queued=1050), view("b")], matches).target == "b"
+    assert (
+        decide("predicted_ttft", [view("a", in_flight=3, decoding=3, queued=500), view("b")], matches).target
+        == "a"
+    )
+    assert (
+        decide("predicted_ttft", [view("a", in_flight=3, decoding=3, queued=1050), view("b")], matches).target
+        == "b"
+    )
 
 
 def test_running_decodes_count() -> None:
@@ -217,7 +222,10 @@ def test_reasons_are_sentences_with_numbers() -> None:
     assert "next best of 1 other(s) is b: first token in 1.000 s" in reason
     assert "delaying" not in reason
     busy = decide("predicted_ttft", [view("a", decoding=3, in_flight=4)], matches).reason
-    assert "4 in flight, delaying 3 answer(s) by 0.300 s in all; it is the only engine" in busy
+    assert (
+        "4 in flight, delaying others' answers by 0.400 s in all and prompts to come by 0.200 s; it is"
+        in busy
+    )
 
 
 @given(VIEWS, st.integers(0, 4), st.integers(0, 999), st.integers(0, 999), st.integers(0, 5))
@@ -275,6 +283,6 @@ def test_among_equal_scores_the_device_holder_comes_first() -> None:
     """A short common beginning in a long prompt: a few percent of the score, but it need not be moved or kept
     twice, so its holder is chosen although the other engine is less busy and could load it."""
     matches = {EngineId("a"): PrefixMatch(20, 20, 20), EngineId("b"): PrefixMatch(0, 0, 20)}
-    views = [msgspec.structs.replace(view("a"), num_in_flight=1), view("b")]
+    views = [view("a", queued=10), view("b")]
     for seed in range(5):
         assert decide("predicted_ttft", views, matches, seed=seed).target == "a"

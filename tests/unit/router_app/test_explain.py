@@ -85,7 +85,9 @@ async def test_a_finished_request_is_explained() -> None:
     assert (first["mode"], first["mode_reason"], found["tokens_note"]) == ("approximate", "no_kv_events", "")
     parts = ("wait_ms", "load_host_ms", "load_shared_ms", "prefill_ms")
     assert first["ttft_ms"] == pytest.approx(sum(first[part] for part in parts), abs=0.01) != 0
-    assert first["score_ms"] == pytest.approx(first["ttft_ms"] + 0.3 * first["imposed_delay_ms"], abs=0.01)
+    assert first["score_ms"] == pytest.approx(
+        sum(first[f"{part}_ms"] for part in ("ttft", "imposed_delay", "later_delay")), abs=0.01
+    )
     outcome = found["outcome"]
     assert (outcome["outcome"], outcome["status"], outcome["cached_tokens"]) == ("ok", 200, 3)
     assert 0 <= outcome["engine_ttft_ms"] <= outcome["ttft_ms"] <= outcome["e2e_ms"]
@@ -199,7 +201,7 @@ async def test_the_text_form_is_a_table_with_its_numbers_in_columns() -> None:
     head = next(line for line in lines if "verdict" in line)
     row = lines[lines.index(head) + 1]
     assert row[head.index("engine") :].startswith("e0")
-    assert row[: head.index("score") + len("score")].split()[-1] == row.split()[11] != "0.0"
+    assert row[: head.index("score") + len("score")].split()[-1] == row.split()[12] != "0.0"
     assert "cached tokens: 3 reported, 0 predicted" in accepted[1].decode()
     assert [line.split()[0] for line in listed[1].decode().splitlines()] == ["request", "a/b+c"]
 

@@ -1,5 +1,7 @@
 """An engine's load returns to zero on every path; its health follows probes and failed connections."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,22 @@ def test_what_a_request_says_of_its_engine() -> None:
     assert (whole.own, whole.loaded) == (PrefillWork.of(1000, 600), {Tier.HOST: 200, Tier.SHARED: 300})
     assert (less.own, less.loaded) == (PrefillWork.of(1000, 200), {Tier.HOST: 100, Tier.SHARED: 0})
     assert (more.own, more.loaded) == (PrefillWork.of(1000, 900), {Tier.HOST: 200, Tier.SHARED: 300})
+
+
+def test_what_a_request_holds_and_how_long_its_answer_runs() -> None:
+    """Of its prompt what no cache has, until it is over; from its first token, which only a stream shows."""
+    load, clock = EngineLoad(), ManualClock()
+    with load.hold(Plan(1000, Prediction(PrefixMatch(100, 300, 600))), clock) as share:
+        with load.hold(Plan(50, streams=False), clock) as hidden:
+            assert load.held_tokens == 450
+            share.first_byte()
+            hidden.first_byte()
+            assert load.held_tokens == 450
+            clock.advance(2.5)
+            assert share.finished(600).answer_s == 2.5
+            assert math.isnan(hidden.finished(0).answer_s)
+        assert load.held_tokens == 400
+    assert load.held_tokens == 0
 
 
 def test_an_answer_that_is_not_streamed_is_decoding_when_its_prefill_must_be_over() -> None:

@@ -36,12 +36,14 @@ class EngineFacts:
     version: str = ""
     block_size: int = 0
     """Tokens; 0: it does not say."""
+    kv_tokens: int = 0
+    """What the device cache has room for; 0: it does not say."""
 
 
 def facts_of(
     models: Sequence[ServedModel], cards: Mapping[str, Mapping[str, object]], before: EngineFacts
 ) -> EngineFacts:
-    """Facts from `/v1/models`; version and block size stay as `before`."""
+    """Facts from `/v1/models`; the others stay as `before`."""
     return EngineFacts(
         names=frozenset(model.name for model in models),
         adapters=frozenset(model.name for model in models if model.parent is not None),
@@ -50,6 +52,7 @@ def facts_of(
         cards=cards,
         version=before.version,
         block_size=before.block_size,
+        kv_tokens=before.kv_tokens,
     )
 
 
@@ -172,6 +175,9 @@ class Engine:
             prefill=costs.prefill,
             loads=costs.loads,
             doubt=costs.doubt,
+            kv_tokens=facts.kv_tokens,
+            kv_held_tokens=load.believed_tokens,
+            answer_s=costs.answer_s,
             queued_prefill_tokens=queue.tokens + load.strangers_work.tokens,
             queued_prefill_pairs=queue.pairs + load.strangers_work.pairs,
             prefill_done_s=queue.done_s(now_s) if queue.tokens else 0.0,

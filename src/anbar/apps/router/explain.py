@@ -97,6 +97,7 @@ def _costs(candidate: Candidate, found: Prediction) -> str:
     return (
         f"score={_ms(candidate.score_s)} wait={_ms(found.wait_s)} load={_ms(found.load_s)} "
         f"prefill={_ms(found.prefill_s)} delay={_ms(candidate.imposed_s)} "
+        f"later={_ms(found.later_s)} "
         f"cached={match.device}/{match.host - match.device}/{match.shared - match.host}"
     )
 

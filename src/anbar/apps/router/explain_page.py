@@ -34,7 +34,7 @@ class ExplainedEngine(msgspec.Struct, frozen=True):
     matched: TierTokens | None
     """Tokens that would not be computed, by tier."""
     wait_ms: float | None
-    """Until the prompts that are queued there are computed."""
+    """Until the prompts that are queued there are computed, and its KV cache has room."""
     load_host_ms: float | None
     """To load from host memory."""
     load_shared_ms: float | None
@@ -44,9 +44,11 @@ class ExplainedEngine(msgspec.Struct, frozen=True):
     ttft_ms: float | None
     """The sum of these: when the first token would come."""
     imposed_delay_ms: float | None
-    """What that costs the answers it streams already, summed over them."""
+    """What computing it costs the answers that run there meanwhile, summed over them."""
+    later_delay_ms: float | None
+    """What computing it costs prompts that come later, summed over them."""
     score_ms: float | None
-    """`ttft_ms` and 0.3 of `imposed_delay_ms`: `predicted_ttft` takes the least; other policies ignore it."""
+    """The sum of the last three: `predicted_ttft` takes the least; other policies ignore it."""
     in_flight: int
     """Requests it had."""
     queued_prefill_tokens: int
@@ -242,6 +244,7 @@ def _engine(candidate: Candidate) -> ExplainedEngine:
         prefill_ms=_ms_or_none(found.prefill_s if found is not None else None),
         ttft_ms=_ms_or_none(found.ttft_s if found is not None else None),
         imposed_delay_ms=ms(candidate.imposed_s) if known else None,
+        later_delay_ms=_ms_or_none(found.later_s if found is not None else None),
         score_ms=ms(candidate.score_s) if known else None,
         in_flight=view.num_in_flight,
         queued_prefill_tokens=view.queued_prefill_tokens,

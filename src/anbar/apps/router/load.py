@@ -1,5 +1,6 @@
 """What an engine is busy with, counted so that no path can leak: a request holds its share in a `with`."""
 
+import math
 from types import TracebackType
 
 import msgspec
@@ -29,6 +30,7 @@ class EngineLoad:
         "_ghosts_below",
         "_marked_prompts",
         "_num_marked",
+        "held_tokens",
         "mark_number",
         "num_elsewhere",
         "num_ghosts",
@@ -44,6 +46,8 @@ class EngineLoad:
         """Of this router."""
         self.num_elsewhere = 0
         """Of other routers, as far as they have told."""
+        self.held_tokens = 0
+        """Of the prompts of all of these, less what is predicted to come from a cache."""
         self.num_ghosts = 0
         """Of this router's, those that are no load (`route/load_check.py`)."""
         self.strangers = NO_STRANGERS
@@ -70,17 +74,27 @@ class EngineLoad:
     def add_elsewhere(self, prompt: QueuedPrompt, now_s: float) -> None:
         """Another router sends a request there."""
         self.num_elsewhere += 1
+        self.held_tokens += prompt.work.tokens
         self.queue.add(prompt, now_s)
 
     def drop_elsewhere(self, prompt: QueuedPrompt, now_s: float) -> None:
         """It is over."""
         self.num_elsewhere -= 1
+        self.held_tokens -= prompt.work.tokens
         self.queue.discard(prompt, now_s)
 
     @property
     def num_believed(self) -> int:
         """Requests that the engine was sent and has, from here and from other routers that have told."""
         return self.num_in_flight + self.num_elsewhere - self.num_ghosts
+
+    @property
+    def believed_tokens(self) -> int:
+        """What they hold of its KV cache beyond what was cached; as if all held as much, where some are not
+        believed."""
+        if not self.num_ghosts:
+            return self.held_tokens
+        return self.held_tokens * self.num_believed // (self.num_in_flight + self.num_elsewhere)
 
     @property
     def num_streams(self) -> int:
@@ -125,6 +139,7 @@ class Share:
     __slots__ = (
         "_before",
         "_clock",
+        "_first_s",
         "_is_clear",
         "_load",
         "_mark_number",
@@ -147,6 +162,7 @@ class Share:
         self._is_clear = True
         self._num_decoding = self._mark_number = 0
         self._started_s = self._seconds = 0.0
+        self._first_s = math.nan
 
     def __enter__(self) -> "Share":
         now_s, queue = self._clock.now_s(), self._load.queue
@@ -156,6 +172,7 @@ class Share:
         self._num_decoding = self._load.num_streams
         self._mark_number = self._load.mark_number
         self._load.num_in_flight += 1
+        self._load.held_tokens += self._prompt.work.tokens
         queue.add(self._prompt, now_s)
         return self
 
@@ -166,6 +183,8 @@ class Share:
             self._load.queue.discard(self._prompt, now_s)
             return
         self._seconds = now_s - self._started_s
+        if self._plan.streams:
+            self._first_s = now_s
         if not self._load.queue.answered(self._prompt, now_s):
             self._is_clear = False
 
@@ -178,7 +197,10 @@ class Share:
         shared = max(0, min(match.shared, num_cached) - match.host)
         own = PrefillWork.of(self._plan.num_tokens if num_tokens is None else num_tokens, num_cached)
         loaded = {Tier.HOST: host, Tier.SHARED: shared}
-        return Finished(own, self._seconds, self._before, loaded, self._num_decoding, self._is_clear)
+        answer_s = self._clock.now_s() - self._first_s
+        return Finished(
+            own, self._seconds, self._before, loaded, self._num_decoding, answer_s, self._is_clear
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -186,4 +208,5 @@ class Share:
         self._load.num_in_flight -= 1
         if self._mark_number != self._load.mark_number:
             self._load.left(self._mark_number)
+        self._load.held_tokens -= self._prompt.work.tokens
         self._load.queue.discard(self._prompt, self._clock.now_s())

@@ -158,7 +158,9 @@ class Monitor:
         cache = parse_metrics(await _page(engine, "/metrics"))
         version = parse_version(await _page(engine, "/version"))
         block_size = cache.block_size if cache is not None else 0
-        engine.facts = replace(engine.facts, version=version, block_size=block_size)
+        # Block 0 holds nothing (vLLM's null block).
+        kv_tokens = block_size * max(0, (cache.num_blocks or 0) - 1) if cache is not None else 0
+        engine.facts = replace(engine.facts, version=version, block_size=block_size, kv_tokens=kv_tokens)
         engine.usage = UsageOption.UNTRIED
         await self._tokenizer(engine, attached)
         profile = _profile(engine.facts, cache, self._parts.cache)

@@ -54,7 +54,7 @@ _SCORE = attrgetter("score_s")
 
 
 class PredictedTtft:
-    """Least `TTFT(w)` plus a share of the delay imposed on decodes running at `w` (`anbar.route.predict`).
+    """Least `TTFT(w)` plus the delay imposed on others, at `w` and later (`anbar.route.predict`).
 
     Among equal scores the engine that has most of the prefix on its device wins, since nothing has to be
     moved or kept twice; then the least busy one; then chance. A prefix that lies only in the shared store
@@ -100,10 +100,12 @@ def _describe(num_tokens: int, entry: _Scored) -> str:
         f"{match.device} on the device, {match.host - match.device} in host memory, "
         f"{match.shared - match.host} in the shared store"
     )
-    num_decoding = entry.engine.num_decoding
-    others = f", delaying {num_decoding} answer(s) by {imposed_delay_s(entry.engine, cost):.3f} s in all"
+    others = (
+        f", delaying others' answers by {imposed_delay_s(entry.engine, cost):.3f} s in all and prompts to "
+        f"come by {cost.later_s:.3f} s"
+    )
     return (
         f"first token in {cost.ttft_s:.3f} s (wait {cost.wait_s:.3f}, load {cost.load_s:.3f}, "
         f"prefill {cost.prefill_s:.3f}) with {match.total} of {num_tokens} tokens cached ({tiers}), "
-        f"{entry.engine.num_in_flight} in flight{others if num_decoding else ''}"
+        f"{entry.engine.num_in_flight} in flight{others if entry.engine.num_in_flight else ''}"
     )

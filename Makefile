@@ -13,7 +13,7 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up demo test test-engine check unit integration fuzz e2e bench clean distclean install install-router install-engine model
+.PHONY: help up demo test test-engine check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
@@ -50,6 +50,9 @@ integration: install-router ## router and stack against emulated engines
 
 fuzz: install-router ## 10,000 random requests, and 1,000 of every call of the OpenAPI document
 	@ANBAR_FUZZ_REQUESTS=10000 ANBAR_FUZZ_EXAMPLES=1000 $(PYTEST) tests/integration/test_fuzz.py tests/integration/test_openapi.py -n 2 --timeout 7200
+
+soak-router: install-router ## 100,000 requests of all kinds: the router's memory stays, some 10 minutes
+	$(VENV)/python -m benchmarks.router_soak
 
 e2e: install model ## the main job on real vLLM
 	@echo "== end-to-end tests on real vLLM, minutes"

@@ -23,6 +23,7 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.disaggregation
 
+FETCHED = "vllm:prompt_tokens_by_source_total"
 SEEDS = count(900)
 """Each prompt is asked once."""
 
@@ -122,8 +123,10 @@ async def test_one_computes_and_the_other_answers(pair: Pair, tmp_path: Path) ->
                 break
         assert answer.status == 200, answer.body
         assert (answer.engine, answer.headers.get("x-anbar-prefill-engine")) == ("d", "p")
-        num_tokens = answer.json["usage"]["prompt_tokens"]
-        assert answer.cached >= (num_tokens - 1) // BLOCK * BLOCK
+        num_blocks = answer.json["usage"]["prompt_tokens"] // BLOCK
+        assert pair.decode.metric(FETCHED, source="external_kv_transfer") >= num_blocks * BLOCK
+        reported = num_blocks * BLOCK if pair.via is SplitVia.SHARED else 0  # then the prefill engine's
+        assert answer.cached == answer.predicted == reported
         short = await ask(port, "The river rose")
         assert (short.engine, short.headers.get("x-anbar-prefill-engine")) == ("d", None)
     pair.decode.forget(host=True)

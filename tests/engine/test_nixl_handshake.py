@@ -46,7 +46,8 @@ def test_the_decode_engine_loads_the_prompt(seen: dict[str, Any]) -> None:
 def test_the_emulator_says_the_same(seen: dict[str, Any]) -> None:
     """Field by field, but for what only a real engine has; and it takes what a real one says."""
     own = {"remote_block_ids", "remote_engine_id", "remote_request_id"}
-    place = Nixl().place("cmpl-r", 40, 16)
+    place = dict(Nixl().place("cmpl-r", 40, 0, 16))
+    assert place.pop("remote_prefill_cached_tokens") == 0  # the engine's, not the connector's
     assert list(place) == list(seen["answered"])
     assert {k: v for k, v in place.items() if k not in own} == {
         k: v for k, v in seen["answered"].items() if k not in own

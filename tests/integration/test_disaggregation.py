@@ -82,7 +82,8 @@ async def test_over_nixl(tokenizer_dir: Path, socket_dir: Path) -> None:
         answer = await stack.complete(prompt)
         assert (answer.status, prefilled_by(answer)) == (200, "e0")
         num_tokens = answer.json["usage"]["prompt_tokens"]
-        assert answer.cached == answer.predicted == num_tokens
+        assert (answer.cached, answer.predicted) == (0, 0)  # as the prefill engine had it
+        assert stack.engines[answer.engine].counters.num_prompt_external_hit == num_tokens
         assert answer.json["kv_transfer_params"] is None
         (leg,) = stack.engines["e0"].records.seen
         assert json.loads(leg.body)["kv_transfer_params"]["do_remote_decode"] is True

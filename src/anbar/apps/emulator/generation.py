@@ -135,6 +135,8 @@ class Generation:
         """The engine generated tokens of a choice."""
         if self._cached is None or not self._request.shown.stream:
             self._cached = self._seen.num_cached_tokens = choice.run.request.num_cached_tokens
+            if self._request.transfer.reported_cached is not None:
+                self._cached = self._request.transfer.reported_cached
         self._seen.num_generated += number
         try:
             for _ in range(number):
@@ -266,7 +268,8 @@ class Generation:
         nixl, request = self._state.settings.nixl, self._request
         if nixl is None or not request.transfer.gives or self._is_aborted:
             return None
-        return nixl.place(request.id, len(request.prompts[0]), self._state.settings.shape.block_size)
+        size = self._state.settings.shape.block_size
+        return nixl.place(request.id, len(request.prompts[0]), self._cached or 0, size)
 
     def _prompt_text(self) -> str | None:
         request = self._request

@@ -4,6 +4,9 @@ Models vLLM 0.32 `distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py
 connector answers `do_remote_decode` with the place of its blocks; one that gets such a place with
 `do_remote_prefill` has the whole prompt at once, of which it computes the last token. Not modelled: that the
 blocks are kept for a while, and what fetching them takes.
+
+What the second engine reports as cached is what the first one found in its caches: of what was fetched vLLM
+says nothing in `usage` (`v1/engine/output_processor.py`).
 """
 
 from collections.abc import Mapping
@@ -14,6 +17,7 @@ from anbar.apps.emulator.environment import NIXL_HOST, NIXL_PORT
 from anbar.apps.emulator.errors import Json
 
 CONNECTORS = ("NixlConnector", "NixlPullConnector")
+_CACHED = "remote_prefill_cached_tokens"
 _PLACE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 
 
@@ -25,8 +29,9 @@ class Nixl:
     host: str = "localhost"
     port: int = 5600
 
-    def place(self, request_id: str, num_tokens: int, block_size: int) -> Json:
-        """What the answer to a prompt of `num_tokens` says: for the engine that is to fetch it."""
+    def place(self, request_id: str, num_tokens: int, num_cached: int, block_size: int) -> Json:
+        """What the answer to a prompt of `num_tokens`, of which `num_cached` were not computed, says: for the
+        engine that is to fetch it."""
         num_blocks = -(-num_tokens // block_size)
         return {
             "do_remote_prefill": True,
@@ -42,6 +47,7 @@ class Nixl:
             "remote_num_tokens": num_tokens,
             "remote_blocks_expiry_time": None,
             "transfer_mode": "pull",
+            _CACHED: num_cached,
         }
 
 
@@ -63,3 +69,9 @@ def takes(params: Mapping[str, object]) -> bool:
     if not params.get("do_remote_prefill") or not params.get("remote_block_ids"):
         return False
     return all(name in params for name in _PLACE)
+
+
+def reported(params: Mapping[str, object]) -> int | None:
+    """What a request's usage shows as cached, whatever its engine had; None: what that had."""
+    value = params.get(_CACHED)
+    return value if params.get("do_remote_prefill") and type(value) is int else None

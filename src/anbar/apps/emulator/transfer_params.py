@@ -7,7 +7,7 @@ What cannot be understood is ignored, as vLLM does (0.32
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anbar.apps.emulator.nixl import gives, takes
+from anbar.apps.emulator.nixl import gives, reported, takes
 from anbar.tier.wish import DEFAULT, Wish
 from anbar.tier.wish import parse as parse_wish
 
@@ -27,6 +27,8 @@ class TransferParams:
     """Another engine is to fetch the prompt's blocks."""
     takes: bool = False
     """The prompt's blocks are another engine's."""
+    reported_cached: int | None = None
+    """What usage shows as cached, instead of what was."""
 
 
 NOTHING = TransferParams()
@@ -43,6 +45,7 @@ def parse(params: Mapping[str, object] | None) -> TransferParams:
         parse_wish(params),
         gives(params),
         takes(params),
+        reported(params),
     )
 
 

@@ -217,6 +217,8 @@ class Forwarder:
         prediction = job.route.predictions.get(engine.id, NO_PREDICTION)
         num_predicted = prediction.match.total
         record.predicted_cached_tokens = num_predicted if job.query.token_ids else None
+        if job.handed is not None and job.handed.num_cached is not None:
+            record.predicted_cached_tokens = job.handed.num_cached
         record.predicted_ttft_s = prediction.ttft_s
         record.degraded = degraded(job.sight, job.tokens_note, engine)
         sent_s = self._clock.now_s()

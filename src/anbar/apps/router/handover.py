@@ -97,6 +97,9 @@ class Handed(msgspec.Struct, frozen=True):
     again: Request
     """For the next one, if that fails: what an engine has fetched over NIXL is not there any more."""
     num_tokens: int
+    num_cached: int | None
+    """What its answer is predicted to report as cached; None: what the engine that answers is to find. Over
+    NIXL vLLM reports what the prefill engine had."""
     header: Header
     """For the client: who computed its prompt."""
 
@@ -164,8 +167,9 @@ class Handover:
         params = expecting(num_tokens, self.setup.wait_ms) if via_store else answer.where or b"null"
         body = with_member(wanted.request.body, PARAMS, params)
         request = replace(wanted.request, body=body)
+        num_cached = None if via_store or record.prefill is None else record.prefill.predicted_cached_tokens
         header = PREFILL_ENGINE, (record.prefill_engine or "").encode()
-        return Handed(request, request if via_store else wanted.request, num_tokens, header)
+        return Handed(request, request if via_store else wanted.request, num_tokens, num_cached, header)
 
     def _decide(
         self, wanted: Wanted, route: Route, group: frozenset[EngineId]

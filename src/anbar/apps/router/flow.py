@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from anbar.adapters.http.message import Answer, Header, error_answer
 from anbar.adapters.http.openai import (
     ApiRequest,
@@ -215,6 +217,7 @@ class Flow:
             handed = await parts.handover.prepare(wanted, route, group, record)
             if handed is not None:
                 exchange.request = handed.request
+                query = replace(query, num_tokens=handed.num_tokens)  # the engine has counted them
                 with suppress(NoEngine):  # all have gone since: those of the first choice, if they come back
                     route, matched = self._decide(query, api, tokens.note, record, handed)
             route = parts.handover.with_last_resorts(route, query, group)
@@ -316,8 +319,6 @@ class Flow:
     ) -> tuple[Route, Matched]:
         """Choose; `handed`: its prompt has been computed, so the request is taken on in any case."""
         parts = self.parts
-        if handed is not None:
-            self._matched = None, Matched()  # it is some time since
         matched = self._match(query, api)
         if handed is not None:
             matched = parts.handover.raised(matched, query, handed.num_tokens)

@@ -46,12 +46,13 @@ _OWN_KEYS = tuple(key for key in FoundEngine.model_fields if key != "url")
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a good look has found. `whole`: there are no others; else some could not be told."""
+    """What a good look has found."""
 
     engines: tuple[FoundEngine, ...]
     again_s: float
     """Seconds after which to look again."""
-    whole: bool = True
+    untold: str = ""
+    """What could not be told, and why: there may be more engines. "": these are all."""
 
 
 @dataclass(frozen=True, slots=True)

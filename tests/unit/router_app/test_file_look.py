@@ -38,7 +38,7 @@ class Listing:
         except LookFailed as error:
             self.told = str(error)
             return [error.failure.value]
-        assert (sighting.whole, sighting.again_s) == (True, 1.0)
+        assert (sighting.untold, sighting.again_s) == ("", 1.0)
         return [found.url.removeprefix("http://h:") for found in sighting.engines]
 
 

@@ -14,8 +14,8 @@ def presence(**limits: object) -> Presence:
     return Presence(DiscoverConfig.model_validate({"dns": "a.b", "port": 1, **limits}))
 
 
-def sighting(names: str, whole: bool = True) -> Sighting:
-    return Sighting(tuple(FoundEngine(url=f"http://{name}:1") for name in names), 1.0, whole)
+def sighting(names: str, untold: str = "") -> Sighting:
+    return Sighting(tuple(FoundEngine(url=f"http://{name}:1") for name in names), 1.0, untold)
 
 
 def held(found: Presence) -> str:
@@ -41,7 +41,7 @@ def test_a_look_that_tells_a_part_takes_nobody_away() -> None:
     found = presence(leave_after=1)
     saw(found, "ab")
     for _ in range(5):
-        found.saw(sighting("c", whole=False))
+        found.saw(sighting("c", untold="x timed out"))
     assert held(found) == "abc"
     assert saw(found, "c") == ["c"]
 
@@ -111,7 +111,7 @@ def test_no_sequence_drops_an_engine_that_the_last_good_looks_hold(
                 found.saw(sighting("".join(sorted(names))))
                 good.append(names)
             case "part":
-                found.saw(sighting("".join(sorted(names)), whole=False))
+                found.saw(sighting("".join(sorted(names)), "some"))
                 good = [*good[:-1], good[-1] | names] if good else [names]
             case "nobody":
                 found.saw_nobody(len(good) * 1000.0, lambda place: True)

@@ -62,6 +62,7 @@ class Followed:
     failure: LookFailure | None = None
     """Of the last look; None: it succeeded, or there was none."""
     error: str = ""
+    """Why the last look failed, or what it could not tell."""
     num_failed: dict[LookFailure, int] = field(default_factory=dict)
     num_failed_in_row: int = 0
     num_joined: int = 0
@@ -204,9 +205,13 @@ class Discovery:
         followed.last_look_s = followed.last_success_s = self._parts.wall_s()
         followed.answered, followed.num_failed_in_row = True, 0
         followed.presence.saw(sighting)
-        if followed.failure is not None:
-            followed.failure, followed.error = None, ""
+        before, followed.failure = followed.failure, None
+        if sighting.untold and sighting.untold != followed.error:
+            fields = {"entry": followed.entry.name, "reason": sighting.untold}
+            self._parts.log("discovery_partial", fields)
+        elif before is not None or (followed.error and not sighting.untold):
             self._parts.log("discovery_works", {"entry": followed.entry.name})
+        followed.error = sighting.untold
 
     def _failed(self, followed: Followed, failure: LookFailure, error: str) -> None:
         followed.last_look_s = self._parts.wall_s()

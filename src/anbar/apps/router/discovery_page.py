@@ -37,7 +37,8 @@ class EntryPage(msgspec.Struct, frozen=True):
     """Why the last look failed: `missing`, `invalid`, `nxdomain`, `empty`, `timeout`, `servfail`, `defect`;
     empty when it did not."""
     error: str
-    """The same in words; of a file with line and key."""
+    """The same in words; of a file with line and key. Beside a look that did not fail: what it could not
+    tell."""
     looks_failed: Mapping[str, int]
     """How many have, by why."""
     joined: int

@@ -43,7 +43,7 @@ class Presence:
         """A look has succeeded."""
         named = {place_of(found.url): found for found in sighting.engines}
         for place in [place for place in self._held if place not in named]:
-            if sighting.whole:
+            if not sighting.untold:
                 self._missing(place)
         known = {place: found for place, found in named.items() if place in self._held}
         for place, found in known.items():

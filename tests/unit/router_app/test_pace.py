@@ -24,17 +24,18 @@ def test_as_if_each_gap_were_counted_by_itself(runs: list[tuple[float, int, bool
             times_s.append(now_s)
             pace.chunk(now_s)
         if asked:
-            assert pace.num_chunks == len(times_s)
+            assert pace.told().num_chunks == len(times_s)
     gaps_s = [after - before for before, after in pairwise(times_s)]
     counts = [0] * (len(GAP_BUCKETS_S) + 1)
     for gap_s in gaps_s:
         counts[bisect_left(GAP_BUCKETS_S, gap_s)] += 1
-    assert pace.gap_counts == (counts if gaps_s else [])
-    assert pace.max_gap_s == max(gaps_s, default=0.0)
-    assert pace.mean_gap_s == (pytest.approx(now_s / len(gaps_s)) if gaps_s else 0.0)
+    told = pace.told()
+    assert told.num_chunks == len(times_s)
+    assert told.counts == (counts if gaps_s else [])
+    assert told.max_s == max(gaps_s, default=0.0)
+    assert told.mean_s == (pytest.approx(now_s / len(gaps_s)) if gaps_s else 0.0)
 
 
 def test_nothing_came() -> None:
     """An answer without a body."""
-    pace = Pace()
-    assert (pace.num_chunks, pace.gap_counts, pace.max_gap_s, pace.mean_gap_s) == (0, [], 0.0, 0.0)
+    assert Pace().told() == (0, [], 0.0, 0.0)

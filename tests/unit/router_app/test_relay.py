@@ -95,7 +95,7 @@ def test_stream_is_the_same_whichever_way_its_events_pass(
             num_reads += give(relay, one, cut)
         assert relay.transcript is not None
         assert relay.transcript.text() == "".join(texts)
-        assert relay.pace.num_chunks == num_reads
+        assert relay.pace.told().num_chunks == num_reads
         give(relay, USAGE, 0)
         give(relay, DONE, 0)
         relay.ended()

@@ -85,7 +85,8 @@ def status_line(status: int) -> bytes:
 
 def render_headers(headers: Iterable[Header]) -> bytes:
     """Header lines, each with its line end, without the final empty line."""
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
+    lines = b"\r\n".join(map(b": ".join, headers))
+    return lines + b"\r\n" if lines else b""
 
 
 def _named_by(connection: bytes) -> frozenset[bytes]:

@@ -6,12 +6,17 @@ from enum import Enum
 
 import httptools
 
+from anbar.adapters.http.known_head import KnownHead, head_of
 from anbar.adapters.http.limits import ServerLimits
 from anbar.adapters.http.message import Header, Request, render_headers
 from anbar.core.errors import RequestError
 
 HTTP2_PREFACE = b"PRI * HTTP/2"
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"connection", b"http2-settings"))
+
+_LENGTH = b"content-length"
+_OWN_EACH_TIME = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
+"""Headers with which a request is read by the parser, however well its head is known."""
 
 _OBJECT_BYTES = 1024
 """What a request takes beside its bytes: a thousand tiny ones are a megabyte."""
@@ -63,6 +68,15 @@ class Incoming:
         """Memory that the request takes, roughly."""
         return _OBJECT_BYTES + len(self.target) + self.header_bytes + self.num_body_bytes
 
+    def again(self, length: bytes, body: bytes) -> "Incoming":
+        """Another whole request with this one's head, but for the length of its body, as digits."""
+        new = Incoming()
+        new.method, new.target, new.keep_alive, new.in_body = self.method, self.target, True, True
+        new.headers = [(name, length if name == _LENGTH else value) for name, value in self.headers]
+        new.header_bytes = self.header_bytes
+        new.body, new.num_body_bytes = body, len(body)
+        return new
+
     def request(self, peer_is_local: bool) -> Request:
         """The complete request as a frozen value."""
         return Request(self.method, self.target, tuple(self.headers), bytes(self.body), peer_is_local)
@@ -82,6 +96,8 @@ class RequestReader:
         self._finished = False
         self._pipelined_bytes = 0
         self._fresh = True
+        self._known: tuple[KnownHead, Incoming] | None = None
+        """The head of the last request that came whole, and what it means."""
         self.ready: deque[Incoming] = deque()
         self.current: Incoming | None = None
         self.refusal: RequestError | None = None
@@ -126,10 +142,14 @@ class RequestReader:
                 self.refusal = RequestError("HTTP/2 is not spoken here; use HTTP/1.1.", status=505)
                 return
         before = self.current
+        if before is None and self._is_known(data):
+            return
         num_body_bytes = before.num_body_bytes if before is not None else 0
         try:
             self._parser.feed_data(data)
-            if before is not None and before is self.current:
+            if before is None:
+                self._learn(data)
+            elif before is self.current:
                 if before.num_body_bytes > num_body_bytes:
                     before.head_bytes = 0
                 else:
@@ -139,6 +159,27 @@ class RequestReader:
         except httptools.HttpParserError:
             if self.refusal is None and not self._finished:
                 self.refusal = RequestError("The request is not valid HTTP/1.1.")
+
+    def _is_known(self, data: bytes) -> bool:
+        """Take in `data` if it is one request like the last. The parser, which is between two requests, need
+        not see it."""
+        known = self._known
+        parted = known[0].parted(data) if known is not None else None
+        if known is None or parted is None or len(parted[1]) > self._limits.max_body_bytes:
+            return False
+        self._complete(known[1].again(*parted))
+        return True
+
+    def _learn(self, data: bytes) -> None:
+        """The parser has read `data` from the beginning of a request on."""
+        if self.current is not None or len(self.ready) != 1:
+            return
+        incoming = self.ready[0]
+        names = [name for name, _ in incoming.headers]
+        plain = incoming.keep_alive and not incoming.http_1_0 and _OWN_EACH_TIME.isdisjoint(names)
+        head = head_of(data, incoming.num_body_bytes) if plain and names.count(_LENGTH) == 1 else None
+        if head is not None:
+            self._known = head, incoming.again(b"0", b"")  # its body is not kept
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """An offer to upgrade may be ignored (RFC 9110, 7.8), but the parser stops at one: read the request
@@ -169,15 +210,15 @@ class RequestReader:
             self._refuse(f"The request target is longer than {self._limits.max_target_bytes} bytes.", 414)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        incoming = self._incoming()
+        incoming, limits = self._incoming(), self._limits
         incoming.header_bytes += len(name) + len(value) + 4
         # Trailers may be discarded (RFC 9110, 6.5.1) and must not pass for headers, which were checked.
         if not incoming.in_body:
             incoming.headers.append((name.lower(), value))
-        if incoming.header_bytes > self._limits.max_header_bytes:
-            self._refuse(f"The headers are longer than {self._limits.max_header_bytes} bytes.", 431)
-        if len(incoming.headers) > self._limits.max_headers:
-            self._refuse(f"The request has more than {self._limits.max_headers} headers.", 431)
+        if incoming.header_bytes > limits.max_header_bytes:
+            self._refuse(f"The headers are longer than {limits.max_header_bytes} bytes.", 431)
+        if len(incoming.headers) > limits.max_headers:
+            self._refuse(f"The request has more than {limits.max_headers} headers.", 431)
 
     def on_headers_complete(self) -> None:
         incoming = self._incoming()
@@ -212,6 +253,9 @@ class RequestReader:
         self.current = None
         if not incoming.keep_alive:
             self._finished = True
+        self._complete(incoming)
+
+    def _complete(self, incoming: Incoming) -> None:
         self._pipelined_bytes += incoming.num_bytes
         self.ready.append(incoming)
 

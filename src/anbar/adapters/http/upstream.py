@@ -10,7 +10,7 @@ import errno
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -42,11 +42,11 @@ class Endpoint:
     port: int
     prefix: bytes = b""
     tls: ssl.SSLContext | None = None
+    host_header: bytes = field(init=False)
 
-    @property
-    def host_header(self) -> bytes:
+    def __post_init__(self) -> None:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}".encode()
+        object.__setattr__(self, "host_header", f"{host}:{self.port}".encode())
 
 
 def parse_endpoint(url: str) -> Endpoint:

@@ -10,7 +10,6 @@ the end of a stream; in a JSON answer it follows the choices."""
 
 _USAGE = b'"usage"'
 _OBJECT = re.compile(rb"\s*:\s*(?=\{)")
-_BRACE = re.compile(rb"[{}]")
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -31,7 +30,7 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-_decoder = msgspec.json.Decoder(_Usage)
+_decode = msgspec.json.Decoder(_Usage).decode
 
 
 def find_usage(tail: bytes) -> Usage | None:
@@ -46,18 +45,21 @@ def find_usage(tail: bytes) -> Usage | None:
 
 
 def _read(tail: bytes, start: int) -> Usage | None:
-    depth = 0
-    for brace in _BRACE.finditer(tail, start):
-        depth += 1 if brace[0] == b"{" else -1
-        if depth == 0:
-            try:
-                usage = _decoder.decode(tail[start : brace.end()])
-            except msgspec.DecodeError:
-                return None
-            details = usage.prompt_tokens_details
-            cached = details.cached_tokens if details is not None else None
-            return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached)
-    return None
+    """The object that begins at `start`: it ends where as many braces have closed as were opened."""
+    end, num_open = start + 1, 1
+    while num_open:
+        closed = tail.find(b"}", end)
+        if closed < 0:
+            return None
+        num_open += tail.count(b"{", end, closed) - 1
+        end = closed + 1
+    try:
+        usage = _decode(tail[start:end])
+    except msgspec.DecodeError:
+        return None
+    details = usage.prompt_tokens_details
+    cached = details.cached_tokens if details is not None else None
+    return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached)
 
 
 class Tail:

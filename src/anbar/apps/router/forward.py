@@ -191,7 +191,7 @@ class Forwarder:
                 reply.close()
             trial.signal = Signal.OK if whole else relay.signal
         record.engine, record.continued = engine.id, True
-        record.num_chunks += relay.pace.num_chunks
+        record.num_chunks += relay.pace.told().num_chunks
         record.ended(Outcome.OK if whole else Outcome.BROKEN, 200)
         usage = find_usage(relay.tail.bytes())
         record.num_output_tokens = rest.num_before + (usage.completion_tokens if usage is not None else 0)
@@ -282,9 +282,8 @@ class Forwarder:
         try:
             whole = relay.done.result() if relay.done.done() else await self._whole(job, relay)
         finally:
-            pace = relay.pace
-            record.num_chunks, record.gap_counts = pace.num_chunks, pace.gap_counts
-            record.mean_gap_s, record.max_gap_s = pace.mean_gap_s, pace.max_gap_s
+            gaps = relay.pace.told()
+            record.num_chunks, record.gap_counts, record.mean_gap_s, record.max_gap_s = gaps
             record.num_body_bytes = job.exchange.num_body_bytes
         if whole and job.claim is not None and reply.status < 300:
             job.claim.keep(reply.status, kept_headers(reply.headers))

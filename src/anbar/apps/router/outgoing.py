@@ -5,7 +5,7 @@ engine that does not know `stream_options` refuses such a request: it is given t
 then, and from then on. That is found out once for each engine, so that no client's error is asked twice
 for ever."""
 
-from anbar.adapters.http.message import Request
+from anbar.adapters.http.message import Request, render_headers
 from anbar.adapters.http.openai import ApiRequest, Endpoint
 from anbar.adapters.http.upstream import Reply
 from anbar.adapters.http.usage_event import UsageFilter, asking_for_usage
@@ -72,10 +72,12 @@ def is_event_stream(reply: Reply) -> bool:
 def _render(engine: Engine, target: bytes, head: bytes, num_body_bytes: int) -> bytes:
     """The head of the request as this engine gets it."""
     end = engine.pool.endpoint
-    own = b"".join([b"%b: %b\r\n" % header for header in engine.auth])
-    line = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n" % (
-        end.prefix + target,
+    own = render_headers(engine.auth) if engine.auth else b""
+    return b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
+        end.prefix,
+        target,
         end.host_header,
         num_body_bytes,
+        own,
+        head,
     )
-    return b"".join((line, own, head, b"\r\n"))

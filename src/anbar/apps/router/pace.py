@@ -2,11 +2,22 @@
 
 from bisect import bisect_right
 from operator import sub
+from typing import NamedTuple
 
 from anbar.core.outcome import GAP_BUCKETS_S
 
 _MOST = 256
 """Times that are kept before they are counted: together they cost a fraction of one after the other."""
+
+
+class Gaps(NamedTuple):
+    """Between the chunks of an answer."""
+
+    num_chunks: int
+    counts: list[int]
+    """By `GAP_BUCKETS_S` and one more for all longer; empty without any gap."""
+    mean_s: float
+    max_s: float
 
 
 class Pace:
@@ -28,35 +39,22 @@ class Pace:
         if len(self._times_s) > _MOST:
             self._count()
 
-    @property
-    def num_chunks(self) -> int:
-        self._count()
-        return self._num_counted
-
-    @property
-    def mean_gap_s(self) -> float:
+    def told(self) -> Gaps:
+        """All so far."""
         self._count()
         num_gaps = self._num_counted - 1
-        return (self._times_s[-1] - self._first_s) / num_gaps if num_gaps > 0 else 0.0
-
-    @property
-    def max_gap_s(self) -> float:
-        self._count()
-        return self._max_gap_s
-
-    @property
-    def gap_counts(self) -> list[int]:
-        """By `GAP_BUCKETS_S` and one more for all longer; empty without any gap."""
-        self._count()
-        return self._counts
+        mean_s = (self._times_s[-1] - self._first_s) / num_gaps if num_gaps > 0 else 0.0
+        return Gaps(self._num_counted, self._counts, mean_s, self._max_gap_s)
 
     def _count(self) -> None:
         """Count what is not counted yet."""
         times_s = self._times_s
         if not self._num_counted and times_s:
             self._first_s, self._num_counted = times_s[0], 1
-        if len(times_s) < 2:
-            return
+        if len(times_s) > 1:
+            self._count_gaps(times_s)
+
+    def _count_gaps(self, times_s: list[float]) -> None:
         gaps_s = sorted(map(sub, times_s[1:], times_s))
         self._times_s = times_s[-1:]
         self._num_counted += len(gaps_s)

@@ -81,7 +81,13 @@ def target(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFac
     )
     env = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"))
     config = ToldConfig(unique("api"), smollm2, plain(), num_blocks=24, max_model_len=512, args=args, env=env)
-    facts = {"dev_mode": True, "request_ids": True, "lora": ADAPTER, "runtime_lora": str(adapter)}
+    facts = {
+        "dev_mode": True,
+        "request_ids": True,
+        "timed": True,
+        "lora": ADAPTER,
+        "runtime_lora": str(adapter),
+    }
     with started(launch, config, api_key=KEY, alone=True, **facts) as target:
         with urlopen(f"{target.base_url}/kv_event_sources", timeout=60) as answer:
             source = json.load(answer)["0"]

@@ -58,8 +58,9 @@ async def test_everything(check: Check, tokenizer_dir: Path, socket_dir: Path) -
         runtime_loras=True,
         dev_mode=True,
         request_id_headers=True,
+        per_request_metrics=True,
     )
-    facts = {"dev_mode": True, "request_ids": True, "lora": "tuned", "alone": True}
+    facts = {"dev_mode": True, "request_ids": True, "timed": True, "lora": "tuned", "alone": True}
     await held(check, settings, {"check_counters_of_tiers"}, runtime_lora="/adapters/other", **facts)
 
 

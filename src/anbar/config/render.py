@@ -137,6 +137,7 @@ def engine_command(
         *("--host", "127.0.0.1", "--port", str(slot.port)),
         *_shape_args(launch, slot),
         "--enable-prompt-tokens-details",
+        *_metrics_args(launch),
         *_log_args(slot.device),
         *("--kv-events-config", _json(_events(slot))),
     ]
@@ -182,6 +183,12 @@ def _program(device: Device) -> tuple[str, ...]:
     if device is Device.EMULATED:
         return EMULATOR
     return ("vllm.entrypoints.openai.api_server",)
+
+
+def _metrics_args(launch: LaunchConfig) -> tuple[str, ...]:
+    """Answers that tell the engine's own times: only so the first token of one that is not streamed is known.
+    vLLM does not start with them but without its statistics."""
+    return () if "--disable-log-stats" in launch.args else ("--enable-per-request-metrics",)
 
 
 def _log_args(device: Device) -> tuple[str, ...]:

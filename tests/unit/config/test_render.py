@@ -55,6 +55,7 @@ GOLDEN_CPU = [
     "1073741824",
     "--enforce-eager",
     "--enable-prompt-tokens-details",
+    "--enable-per-request-metrics",
     "--disable-access-log-for-endpoints",
     "/health,/metrics,/v1/models,/tokenize",
     "--kv-events-config",
@@ -177,6 +178,14 @@ def test_launch_values_reach_the_command() -> None:
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     (tier,) = transfer(argv)["kv_connector_extra_config"]["secondary_tiers"]
     assert tier["weights_id"] == "w1"
+
+
+def test_engines_without_statistics_tell_no_times() -> None:
+    """vLLM refuses to start with times in its answers and without its statistics; whoever wants no times
+    says so behind our argument."""
+    assert "--enable-per-request-metrics" not in render(CPU, args=["--disable-log-stats"])[0]
+    argv, _ = render(CPU, args=["--no-enable-per-request-metrics"])
+    assert argv.index("--enable-per-request-metrics") < argv.index("--no-enable-per-request-metrics")
 
 
 def test_workers_are_bound_to_their_cores() -> None:

@@ -48,7 +48,8 @@ def test_defaults(model_dir: Path) -> None:
     assert engine.shape.kv_bytes_per_token == KV_BYTES_PER_TOKEN
     assert engine.cost == H100_8B
     assert engine.events is engine.host_tier is engine.shared is None
-    assert not any((engine.prompt_tokens_details, engine.dev_mode, engine.runtime_loras))
+    assert not any((engine.prompt_tokens_details, engine.per_request_metrics))
+    assert not any((engine.dev_mode, engine.runtime_loras))
 
 
 def test_a_rendered_command(model_dir: Path) -> None:
@@ -57,6 +58,7 @@ def test_a_rendered_command(model_dir: Path) -> None:
         *("--model", str(model_dir), "--served-model-name", "small", "--host", "127.0.0.1", "--port", "8101"),
         *("--dtype", "float32", "--max-model-len", "2k", "--block-size", "32"),
         *("--num-gpu-blocks-override", "300", "--enforce-eager", "--enable-prompt-tokens-details"),
+        "--enable-per-request-metrics",
         *("--disable-access-log-for-endpoints", "/health,/metrics"),
         *("--kv-events-config", json.dumps(EVENTS), "--kv-transfer-config", json.dumps(TRANSFER)),
     ]
@@ -67,6 +69,7 @@ def test_a_rendered_command(model_dir: Path) -> None:
     shape = engine.shape
     assert (shape.max_model_len, shape.block_size, shape.num_blocks) == (2000, 32, 300)
     assert engine.prompt_tokens_details
+    assert engine.per_request_metrics
     assert engine.events is not None
     assert (engine.events.endpoint, engine.events.replay_endpoint) == ("ipc:///x/kv", "")
     assert engine.host_tier == HostShape(50, 2, Offload.ALL)

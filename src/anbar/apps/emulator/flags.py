@@ -68,6 +68,7 @@ class Flags:
     kv_transfer_config: Mapping[str, Any] | None
     lora_modules: Mapping[str, str]
     enable_prompt_tokens_details: bool
+    enable_per_request_metrics: bool
     enable_request_id_headers: bool
     enable_force_include_usage: bool
     enable_server_load_tracking: bool
@@ -184,6 +185,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
                         "or NixlConnector; default: neither")  # fmt: skip
     switches = {
         "--enable-prompt-tokens-details": "usage shows cached_tokens",
+        "--enable-per-request-metrics": "answers and usage of streams say how long the engine took",
         "--enable-request-id-headers": "answers carry x-request-id",
         "--enable-force-include-usage": "streams show usage without being asked",
         "--enable-server-load-tracking": "/load counts requests",

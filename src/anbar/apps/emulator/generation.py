@@ -254,13 +254,14 @@ class Generation:
     def _end_stream(self) -> None:
         request = self._request
         if request.shown.include_usage:
-            self._sink.event(shapes.usage_chunk(request, self._created, self._usage()))
+            self._sink.event(shapes.usage_chunk(request, self._created, self._usage(), self._metrics()))
         self._sink.done()
 
     def _answer(self) -> None:
         finished = [self._finished(choice) for choice in self._choices]
         text = self._prompt_text()
-        whole = shapes.whole(self._request, self._created, finished, self._usage(), text)
+        usage, metrics = self._usage(), self._metrics()
+        whole = shapes.whole(self._request, self._created, finished, usage, text, metrics)
         self._sink.whole(200, dump({**whole, "kv_transfer_params": self._place()}))
 
     def _place(self) -> Json | None:
@@ -270,6 +271,14 @@ class Generation:
             return None
         size = self._state.settings.shape.block_size
         return nixl.place(request.id, len(request.prompts[0]), self._cached or 0, size)
+
+    def _metrics(self) -> Json | None:
+        """Of several sequences vLLM tells none, since they are those of one."""
+        settings = self._state.settings
+        if not settings.per_request_metrics or self._num_choices != 1:
+            return None
+        (choice,) = self._choices
+        return choice.run.times.reported(choice.num_tokens, settings.speed)
 
     def _prompt_text(self) -> str | None:
         request = self._request

@@ -64,6 +64,7 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
         speed=flags.speed,
         seed=flags.seed,
         prompt_tokens_details=flags.enable_prompt_tokens_details,
+        per_request_metrics=flags.enable_per_request_metrics,
         request_id_headers=flags.enable_request_id_headers,
         force_include_usage=flags.enable_force_include_usage,
         auto_tools=flags.enable_auto_tool_choice,

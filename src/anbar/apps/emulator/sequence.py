@@ -94,6 +94,26 @@ class Times:
     first_token_s: float = -1.0
     last_token_s: float = -1.0
 
+    def reported(self, num_tokens: int, speed: float) -> dict[str, float | None]:
+        """What vLLM tells of them with `--enable-per-request-metrics` (0.32, `PerRequestMetrics`), in
+        milliseconds on the wall's clock."""
+
+        def ms(start_s: float, end_s: float) -> float | None:
+            return (end_s - start_s) / speed * 1000 if start_s >= 0 and end_s >= 0 else None
+
+        decode_ms, whole_ms = (
+            ms(self.first_token_s, self.last_token_s),
+            ms(self.scheduled_s, self.last_token_s),
+        )
+        return {
+            "time_to_first_token_ms": ms(self.scheduled_s, self.first_token_s),
+            "generation_time_ms": decode_ms,
+            "queue_time_ms": ms(self.arrived_s, self.scheduled_s),
+            "mean_itl_ms": decode_ms / (num_tokens - 1) if decode_ms is not None and num_tokens > 1 else None,
+            "tokens_per_second": num_tokens / whole_ms * 1000 if whole_ms else None,
+            "speculative_decoding": None,
+        }
+
 
 class SequenceRun:
     """A sequence while the engine has it. `on_tokens(number, finished)` is called at the end of each step

@@ -63,6 +63,8 @@ class EngineSettings:
     """Of the answers' text."""
     prompt_tokens_details: bool = False
     """`--enable-prompt-tokens-details`: usage shows cached_tokens."""
+    per_request_metrics: bool = False
+    """`--enable-per-request-metrics`: answers to one prompt, n = 1, and usage of streams tell times."""
     request_id_headers: bool = False
     """`--enable-request-id-headers`: answers carry x-request-id."""
     force_include_usage: bool = False

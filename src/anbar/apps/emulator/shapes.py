@@ -71,14 +71,19 @@ class Finished:
 
 
 def whole(
-    request: Generate, created: int, choices: Sequence[Finished], usage: Usage, prompt_text: str | None
+    request: Generate,
+    created: int,
+    choices: Sequence[Finished],
+    usage: Usage,
+    prompt_text: str | None,
+    metrics: Json | None,
 ) -> Json:
     """A response that is not streamed; `prompt_text` is a chat's, where it is asked for."""
     if request.chat:
         rendered = [_chat_choice(request, index, choice) for index, choice in enumerate(choices)]
     else:
         rendered = [_completion_choice(request, index, choice) for index, choice in enumerate(choices)]
-    tail: dict[str, object] = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+    tail: dict[str, object] = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": metrics}
     if request.chat:
         prompt_ids = request.prompts[0] if request.shown.token_ids else None
         tail = {
@@ -221,6 +226,9 @@ def token_chunk(request: Generate, created: int, piece: Piece, usage: Usage | No
     return _chunk(request, created, [choice], extra)
 
 
-def usage_chunk(request: Generate, created: int, usage: Usage) -> Json:
-    """The chunk before [DONE] that `include_usage` asks for."""
-    return _chunk(request, created, [], {"usage": usage.brief(), "system_fingerprint": FINGERPRINT})
+def usage_chunk(request: Generate, created: int, usage: Usage, metrics: Json | None) -> Json:
+    """The chunk before [DONE] that `include_usage` asks for; it has no nulls."""
+    tail: dict[str, object] = {"usage": usage.brief(), "system_fingerprint": FINGERPRINT}
+    if metrics is not None:
+        tail["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+    return _chunk(request, created, [], tail)

@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--offloads", action="store_true", help="it has host RAM or a store below its device")
     parser.add_argument("--dev-mode", action="store_true", help="it has vLLM's development endpoints")
     parser.add_argument("--request-ids", action="store_true", help="it repeats x-request-id")
+    parser.add_argument("--timed", action="store_true", help="its answers tell its times")
     parser.add_argument("--auto-tools", action="store_true", help="it finds calls of tools in answers")
     parser.add_argument("--lora", default="", help="an adapter that it serves")
     parser.add_argument("--runtime-lora", default="", help="directory of an adapter that it can load")
@@ -114,6 +115,7 @@ def _target(given: argparse.Namespace) -> Target:
         offloads=given.offloads,
         dev_mode=given.dev_mode,
         request_ids=given.request_ids,
+        timed=given.timed,
         auto_tools=given.auto_tools,
         lora=given.lora,
         runtime_lora=given.runtime_lora,

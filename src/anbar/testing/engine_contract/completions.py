@@ -32,8 +32,9 @@ def check_completion_fields(target: Target) -> None:
     details = {"cached_tokens", "created_cache_tokens", "multimodal_tokens"}
     assert set(page["usage"]["prompt_tokens_details"]) == details, page
     assert page["system_fingerprint"].startswith("vllm-"), page
-    empty = ("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics")
+    empty = ("service_tier", "kv_transfer_params", "ec_transfer_params")
     assert all(page[name] is None for name in empty), page
+    assert (page["metrics"] is not None) == target.timed, page
     *first, last = chunks(complete(target, nonce(), max_tokens=2, ignore_eos=True, stream=True))
     head = {"id", "object", "created", "model", "choices"}
     assert all(set(chunk) == head for chunk in first), first

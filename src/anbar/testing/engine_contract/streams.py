@@ -2,7 +2,17 @@
 
 from typing import cast
 
-from anbar.testing.engine_contract.target import Json, Target, chat, chunks, complete, nonce, ok, tokens
+from anbar.testing.engine_contract.target import (
+    Json,
+    Target,
+    chat,
+    chunks,
+    complete,
+    needs,
+    nonce,
+    ok,
+    tokens,
+)
 
 _COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens"}
 _EIGHT = {"max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
@@ -16,12 +26,32 @@ def check_usage_chunk(target: Target) -> None:
         *first, last = chunks(ask(target, nonce(), stream=True, stream_options=options))
         assert all("usage" not in chunk and "system_fingerprint" not in chunk for chunk in first), first
         head = {"id", "object", "created", "model", "choices", "usage", "system_fingerprint"}
-        assert set(last) == head, last
+        assert set(last) == (head | {"metrics"} if target.timed else head), last
         assert set(last["usage"]) == {*_COUNTS, "prompt_tokens_details"}, last
         details = last["usage"]["prompt_tokens_details"]
         assert None not in details.values(), details
         wanted = {"cached_tokens"} if ask is complete else {"cached_tokens", "created_cache_tokens"}
         assert set(details) == wanted, details
+
+
+def check_times(target: Target) -> None:
+    """`metrics` of a whole answer, and of a stream's last chunk, has times in milliseconds: an answer of one
+    token none between two, one of several sequences none at all."""
+    needs(target.timed, "--enable-per-request-metrics")
+    names = {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms"}
+    names |= {"tokens_per_second"}
+    for ask in (complete, chat):
+        metrics = ok(ask(target, nonce(), max_tokens=3, ignore_eos=True))["metrics"]
+        assert set(metrics) == {*names, "speculative_decoding"}, metrics
+        assert metrics["speculative_decoding"] is None, metrics
+        assert all(metrics[name] >= 0 for name in names), metrics
+        assert abs(metrics["mean_itl_ms"] * 2 - metrics["generation_time_ms"]) < 1e-6, metrics
+        assert ok(ask(target, nonce(), max_tokens=1))["metrics"]["mean_itl_ms"] is None
+        assert ok(ask(target, nonce(), max_tokens=2, n=2, temperature=1.0))["metrics"] is None
+        fields = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+        *first, last = chunks(ask(target, nonce(), max_tokens=3, **fields))
+        assert set(last["metrics"]) == names, last
+        assert all("metrics" not in chunk for chunk in first), first
 
 
 def check_continuous_usage(target: Target) -> None:

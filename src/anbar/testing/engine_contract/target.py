@@ -36,6 +36,8 @@ class Target:
     """It has the development endpoints (`VLLM_SERVER_DEV_MODE=1`)."""
     request_ids: bool = False
     """It repeats `x-request-id` in its answers (`--enable-request-id-headers`)."""
+    timed: bool = False
+    """Its answers tell its times (`--enable-per-request-metrics`)."""
     auto_tools: bool = False
     """It finds calls of tools in answers (`--enable-auto-tool-choice --tool-call-parser ...`)."""
     lora: str = ""

@@ -104,18 +104,22 @@ def working_set(asks: Sequence[Ask]) -> int:
 
 def pooled_hit_rate(asks: Sequence[Ask], capacity: int) -> float:
     """Share of prompt tokens that one LRU cache of `capacity` blocks for the whole fleet would hold."""
+    return sum(pooled_hits(asks, capacity)) / sum(ask.num_prompt for ask in asks)
+
+
+def pooled_hits(asks: Sequence[Ask], capacity: int) -> list[int]:
+    """Tokens of each prompt that it would hold."""
     held: OrderedDict[int, None] = OrderedDict()
-    num_hit = num_all = 0
+    hits = []
     for ask in asks:
-        num_all += ask.num_prompt
         usable = ask.blocks[: (ask.num_prompt - 1) // BLOCK]
-        num_hit += BLOCK * leading(usable, held)
+        hits.append(BLOCK * leading(usable, held))
         for block in reversed(ask.blocks):  # as vLLM frees them: the beginning is used last
             held[block] = None
             held.move_to_end(block)
         while len(held) > capacity:
             held.popitem(last=False)
-    return num_hit / num_all
+    return hits
 
 
 class Holds(Protocol):

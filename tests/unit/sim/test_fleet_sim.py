@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from benchmarks.fleet_sim import BLOCK, FleetSim, pooled_hit_rate, trace
 from benchmarks.peer_policies import PEER_POLICIES
+from benchmarks.router_quality import alone_s
 
 from anbar.route import POLICIES, make_policy
 
@@ -39,3 +40,10 @@ def test_a_prompt_that_comes_again_alone_is_found() -> None:
     of_first = pooled_hit_rate(first, 10**9) * sum(ask.num_prompt for ask in first)
     of_again = sum((ask.num_prompt - 1) // BLOCK * BLOCK for ask in first)
     assert of_again <= result.num_cached <= of_first + of_again
+
+
+def test_no_prompt_is_computed_sooner_than_alone() -> None:
+    """What router-quality takes for the least time of a prompt is that on an engine without other work."""
+    for ask in trace(0, 40, 1.0)[::13]:
+        result = FleetSim(2, NUM_BLOCKS, make_policy("random", Random(1))).run([ask])
+        assert result.ttft_s == [pytest.approx(alone_s(ask.num_prompt, 0), rel=0.01)]

@@ -56,7 +56,8 @@ class Breaker:
         config: BreakerConfig | None = None,
         changed: Callable[[BreakerState], None] = lambda state: None,
     ) -> None:
-        self._config = config or BreakerConfig()
+        self.config = config or BreakerConfig()
+        """May be replaced at any time."""
         self._changed = changed
         self._turn = 0
         self._num_failures = 0
@@ -79,7 +80,7 @@ class Breaker:
     def first_byte(self, ticket: Ticket) -> None:
         """A good answer begins: enough to close, though the next failure opens again."""
         if ticket == self._turn and self.state is not BreakerState.CLOSED:
-            self._num_failures = self._config.max_failures - 1
+            self._num_failures = self.config.max_failures - 1
             self._become(BreakerState.CLOSED)
 
     def end(self, ticket: Ticket, signal: Signal, now_s: float) -> None:
@@ -95,14 +96,14 @@ class Breaker:
             self._become(BreakerState.CLOSED)
         elif current and signal in (Signal.FAILED, Signal.STALLED):
             self._num_failures += 1
-            enough = signal is Signal.STALLED or self._num_failures >= self._config.max_failures
+            enough = signal is Signal.STALLED or self._num_failures >= self.config.max_failures
             if self.state is not BreakerState.OPEN and (enough or self.state is BreakerState.HALF_OPEN):
                 self.opened_s = now_s
                 self._become(BreakerState.OPEN)
 
     def probed(self, now_s: float) -> None:
         """A health probe succeeded."""
-        if self.state is BreakerState.OPEN and now_s - self.opened_s >= self._config.pause_s:
+        if self.state is BreakerState.OPEN and now_s - self.opened_s >= self.config.pause_s:
             self._become(BreakerState.HALF_OPEN)
 
     def _become(self, state: BreakerState) -> None:

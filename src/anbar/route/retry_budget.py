@@ -20,7 +20,8 @@ class RetryBudget:
     """Counts requests and retries over a sliding window. `now_s` never goes back."""
 
     def __init__(self, config: RetryConfig) -> None:
-        self._config = config
+        self.config = config
+        """May be replaced at any time."""
         self._slot_s = config.window_s / _NUM_SLOTS
         self._slot = 0
         self._requests = [0] * _NUM_SLOTS
@@ -34,7 +35,7 @@ class RetryBudget:
     def allows(self, now_s: float) -> bool:
         """Whether one more retry is within the budget."""
         self._advance(now_s)
-        config = self._config
+        config = self.config
         return sum(self._retries) + 1 <= config.floor + config.share * sum(self._requests)
 
     def spend(self, now_s: float) -> None:

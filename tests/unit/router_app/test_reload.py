@@ -3,13 +3,14 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 from scripted import ask, post, scripted
 from test_router import METRICS, Pages, get
 from tests.ports import free_port
@@ -18,11 +19,15 @@ from tests.waiting import PATIENCE_S, until, within
 from anbar.apps.file_watch import FileWatch
 from anbar.apps.router import reload
 from anbar.apps.router.app import Router
+from anbar.apps.router.idempotency import IdempotencyConfig
 from anbar.apps.router.reload import Source, changed_keys
 from anbar.config.load import leaf_values, load
 from anbar.config.models import AnbarConfig
 from anbar.core.fleet import EngineState
+from anbar.route.admission import AdmissionConfig
+from anbar.route.breaker import BreakerConfig
 from anbar.route.drift import DriftLimits
+from anbar.route.retry_budget import RetryConfig
 
 BODY = b'{"model":"m","prompt":"x","max_tokens":1}'
 
@@ -267,3 +272,55 @@ def test_keys_that_differ() -> None:
     assert restart == ("cache.mode",)
     for key in reload.LIVE:
         assert any(f"{leaf}.".startswith((f"{key}.", f"{key}[")) for leaf in leaf_values(before)), key
+
+
+def _keys(model: type[BaseModel], path: str) -> Iterator[str]:
+    """The dotted keys of all values below a model; below a list or a mapping of models no more."""
+    for name, field in model.model_fields.items():
+        key = f"{path}.{name}" if path else name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, key)
+        else:
+            yield key
+
+
+def test_every_key_is_live_or_needs_a_restart() -> None:
+    """A new key has to be put into one of both sets, and only into one; neither names a key that is not."""
+    keys = set(_keys(AnbarConfig, ""))
+    assert len(keys) > 50
+    named = [*reload.LIVE, *reload.RESTART]
+    for key in keys:
+        assert sum(key == one or key.startswith(f"{one}.") for one in named) == 1, key
+    for one in named:
+        assert any(key == one or key.startswith(f"{one}.") for key in keys), one
+
+
+async def test_figures_of_running_parts(site: Site) -> None:
+    """Retries, breakers, queues, what is kept: what the router goes by is the file's, without a restart."""
+    async with scripted(Pages().script) as engine:
+        site.write({"a": engine.port})
+        async with site.running() as router:
+            await until(lambda: states(router) == {"a": EngineState.READY})
+            figures = {
+                "retry_share": 0.4,
+                "retry_floor": 3,
+                "breaker_failures": 7,
+                "breaker_pause_s": 2.5,
+                "max_ejected_share": 0.25,
+                "max_waiting": 9,
+                "slo_ttft_s": 1.5,
+                "idempotency_window_s": 8.0,
+                "idempotency_max_bytes": 4096,
+                "prefix": {"max_age_s": 33.0},
+            }
+            kept = router.flow.parts.budget, router.flow.parts.idempotency, router.fleet["a"].breaker
+            site.write({"a": engine.port}, **figures)
+            told = await site.told(1)
+            assert (told["needs_restart"], len(told["applied"])) == ([], len(figures))
+            parts, breaker = router.flow.parts, router.fleet["a"].breaker
+            assert (parts.budget, parts.idempotency, breaker) == kept
+            assert parts.budget.config == RetryConfig(0.4, 3)
+            assert breaker.config == BreakerConfig(7, 2.5)
+            assert parts.idempotency.config == IdempotencyConfig(8.0, 4096)
+            assert parts.admission == AdmissionConfig(9, 1.5)
+            assert (parts.standing.max_ejected_share, parts.caches.max_age_s) == (0.25, 33.0)

@@ -20,7 +20,6 @@ from anbar.apps.looks import look_at
 from anbar.apps.router.build import (
     attach,
     cache_setup,
-    drift_limits,
     idempotency,
     made_caches,
     own_record,
@@ -29,7 +28,6 @@ from anbar.apps.router.build import (
     server_limits,
     split_setup,
     targets,
-    upstream_limits,
 )
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.changes import Change
@@ -55,6 +53,7 @@ from anbar.apps.router.priors import Priors
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.reload import Reloader, ReloadParts, Source
+from anbar.apps.router.retune import retune_engines, retuned
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sharing import PeerShare, SharedLoad, Told
 from anbar.apps.router.standing import Standing
@@ -289,20 +288,11 @@ class Router:
             self.handover.setup = split_setup(router, _policy(router))
         elif router.split != before.router.split:
             self.handover.setup = split_setup(router, self.handover.setup.policy)
-        self.flow.parts = replace(
-            self.flow.parts,
-            policy=policy,
-            client_kv=ClientKv(router.client_kv_fields.value),
-            total_timeout_s=router.total_timeout_s,
-            session_header=router.session.header.encode(),
-        )
+        self.flow.parts = retuned(replace(self.flow.parts, policy=policy), router)
         self._name_targets()
         self._monitor.interval_s = router.health_interval_s
         self._server.limits = server_limits(router)
-        for engine in self.fleet:
-            engine.drift.limits = drift_limits(router)
-            engine.pool.limits = upstream_limits(router)
-            engine.pool.close()  # connections have the limits of the time when they were made
+        retune_engines(self.fleet, router)
 
     def _discovery_parts(self, caches: Caches, clock: Clock) -> DiscoveryParts:
         members = Members(MembersParts(self.fleet, self._monitor, self._feed, caches, self._attach))

@@ -100,10 +100,21 @@ def cache_setup(config: AnbarConfig) -> CacheSetup:
     return CacheSetup(config.cache.chunk_blocks, frozenset((f"anbar:{store_id}",)))
 
 
+def breaker_config(router: RouterConfig) -> BreakerConfig:
+    return BreakerConfig(router.breaker_failures, router.breaker_pause_s)
+
+
+def retry_config(router: RouterConfig) -> RetryConfig:
+    return RetryConfig(router.retry_share, router.retry_floor)
+
+
+def idempotency_config(router: RouterConfig) -> IdempotencyConfig:
+    return IdempotencyConfig(router.idempotency_window_s, router.idempotency_max_bytes)
+
+
 def breaker(router: RouterConfig, engine: EngineId, emit: Emit) -> Breaker:
     """A closed breaker that tells of its changes."""
-    config = BreakerConfig(router.breaker_failures, router.breaker_pause_s)
-    return Breaker(config, lambda state: emit(BreakerChanged(engine, state.value)))
+    return Breaker(breaker_config(router), lambda state: emit(BreakerChanged(engine, state.value)))
 
 
 def split_setup(router: RouterConfig, policy: Policy) -> SplitSetup:
@@ -118,11 +129,11 @@ def split_setup(router: RouterConfig, policy: Policy) -> SplitSetup:
 
 
 def retry_budget(router: RouterConfig) -> RetryBudget:
-    return RetryBudget(RetryConfig(router.retry_share, router.retry_floor))
+    return RetryBudget(retry_config(router))
 
 
 def idempotency(router: RouterConfig, clock: Clock) -> Idempotency:
-    return Idempotency(IdempotencyConfig(router.idempotency_window_s, router.idempotency_max_bytes), clock)
+    return Idempotency(idempotency_config(router), clock)
 
 
 def attach(

@@ -75,7 +75,8 @@ class Caches:
         """`max_age_s`: how long placements are believed in where nothing else is known."""
         self._fleet = fleet
         self.index = index
-        self._max_age_s = max_age_s
+        self.max_age_s = max_age_s
+        """May be changed at any time."""
         self.placements = placements
         self._clock = clock
         self._unread: dict[Placement, _Unread] = {}
@@ -88,13 +89,13 @@ class Caches:
             self._read_on(query)
         now_s = self._clock.now_s()
         if sight is Sight.PLACEMENTS:
-            return Matched(self.placements.match(query, engines, now_s, self._max_age_s))
+            return Matched(self.placements.match(query, engines, now_s, self.max_age_s))
         told = self.index.match(query, engines, now_s)
         sent = self.placements.in_doubt(query, engines, now_s)
         sources = {engine: self._fleet[engine].cache_source() for engine in engines}
         others = [engine for engine, source in sources.items() if source is not CacheSource.EVENTS]
         if others:
-            sent |= self.placements.match(query, others, now_s, self._max_age_s)
+            sent |= self.placements.match(query, others, now_s, self.max_age_s)
         elif len(told) == len(engines) and all(placed is NO_MATCH for placed in sent.values()):
             return Matched(told, told)
         found = dict(told)

@@ -76,7 +76,8 @@ class Idempotency:
     """Within one event loop."""
 
     def __init__(self, config: IdempotencyConfig, clock: Clock) -> None:
-        self._config = config
+        self.config = config
+        """May be replaced at any time."""
         self._clock = clock
         self._running: dict[bytes, _Entry] = {}
         self._kept: OrderedDict[bytes, _Entry] = OrderedDict()
@@ -90,7 +91,7 @@ class Idempotency:
         """The right to run `request`, or the answer that it had; None when it carries no key. Raises
         RequestError: 400 for a key that is none, 422 for the key of another request."""
         key = request.header(HEADER)
-        if key is None or not self._config.window_s:
+        if key is None or not self.config.window_s:
             return None
         if not 0 < len(key) <= _MAX_KEY_BYTES:
             raise RequestError(f"An Idempotency-Key has 1 to {_MAX_KEY_BYTES} bytes.", code="invalid_value")
@@ -102,7 +103,7 @@ class Idempotency:
             entry = self._kept.get(name) or self._running.get(name)
             if entry is None:
                 entry = self._running[name] = _Entry(fingerprint)
-                return Claim(self, name, entry, self._config.max_bytes - _ENTRY_BYTES)
+                return Claim(self, name, entry, self.config.max_bytes - _ENTRY_BYTES)
             if entry.fingerprint != fingerprint:
                 raise RequestError(
                     "This Idempotency-Key was used with another body.",
@@ -120,14 +121,14 @@ class Idempotency:
             entry.kept_s = self._clock.now_s()
             self._kept[name] = entry
             self.num_bytes += _size(entry)
-            while self.num_bytes > self._config.max_bytes:
+            while self.num_bytes > self.config.max_bytes:
                 self._forget_oldest()
         for waiter in entry.waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     def _expire(self) -> None:
-        limit_s = self._clock.now_s() - self._config.window_s
+        limit_s = self._clock.now_s() - self.config.window_s
         while self._kept and next(iter(self._kept.values())).kept_s <= limit_s:
             self._forget_oldest()
 

@@ -27,8 +27,7 @@ LIVE = frozenset(
         "router.models",
         "router.split",
         "router.session",
-        "router.prefix.min_match",
-        "router.prefix.spill_ratio",
+        "router.prefix",
         "router.self_check",
         "router.max_body_bytes",
         "router.connect_timeout_s",
@@ -38,9 +37,36 @@ LIVE = frozenset(
         "router.health_interval_s",
         "router.drain_timeout_s",
         "router.client_kv_fields",
+        "router.retry_share",
+        "router.retry_floor",
+        "router.breaker_failures",
+        "router.breaker_pause_s",
+        "router.max_ejected_share",
+        "router.max_waiting",
+        "router.slo_ttft_s",
+        "router.idempotency_window_s",
+        "router.idempotency_max_bytes",
     )
 )
 """Keys, each with all below it, that apply to a running router."""
+
+RESTART = frozenset(
+    (
+        "state_dir",
+        "cache",
+        "router.host",
+        "router.port",
+        "router.workers",
+        "router.peers",
+        "router.exchange",
+        "router.continue_streams",
+        "router.load_check_interval_s",
+        "router.index_max_blocks",
+        "router.record",
+        "router.explain",
+    )
+)
+"""All others: what is bound, opened, allocated or agreed on at the start."""
 
 
 def changed_keys(before: AnbarConfig, after: AnbarConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -37,7 +37,8 @@ class Standing:
     def __init__(self, fleet: Fleet, clock: Clock, max_ejected_share: float) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._max_ejected_share = max_ejected_share
+        self.max_ejected_share = max_ejected_share
+        """May be changed at any time."""
 
     def rank(self, engine: Engine) -> Rank:
         """Whether the engine may be asked now, and how gladly."""
@@ -96,7 +97,7 @@ class Standing:
             return frozenset(held)
         # Nobody is left. Rather than none at all, ask those that may not be ejected.
         out = ejected(
-            ((engine.breaker.opened_s, engine.id) for engine in shut), len(serving), self._max_ejected_share
+            ((engine.breaker.opened_s, engine.id) for engine in shut), len(serving), self.max_ejected_share
         )
         if len(out | resting) < len(serving):
             return out | resting

@@ -23,6 +23,7 @@ from anbar.apps.router.idempotency import IdempotencyConfig
 from anbar.apps.router.reload import Source, changed_keys
 from anbar.config.load import leaf_values, load
 from anbar.config.models import AnbarConfig
+from anbar.config.split import Role
 from anbar.core.fleet import EngineState
 from anbar.route.admission import AdmissionConfig
 from anbar.route.breaker import BreakerConfig
@@ -30,6 +31,9 @@ from anbar.route.drift import DriftLimits
 from anbar.route.retry_budget import RetryConfig
 
 BODY = b'{"model":"m","prompt":"x","max_tokens":1}'
+
+
+NO_ROLES: Mapping[str, str] = {}
 
 
 class Site:
@@ -40,10 +44,13 @@ class Site:
         self.log = io.BytesIO()
         self.port = free_port()
 
-    def write(self, engines: Mapping[str, int], **router: Any) -> None:
+    def write(self, engines: Mapping[str, int], roles: Mapping[str, str] = NO_ROLES, **router: Any) -> None:
         """Replace the file as editors and Kubernetes do: by another one."""
         settings = {"port": self.port, "health_interval_s": 0.03, "drain_timeout_s": PATIENCE_S, **router}
-        entries = [{"name": name, "url": f"http://127.0.0.1:{port}"} for name, port in engines.items()]
+        entries = [
+            {"name": name, "url": f"http://127.0.0.1:{port}", "role": roles.get(name, "both")}
+            for name, port in engines.items()
+        ]
         text = yaml.safe_dump({"engines": entries, "router": settings})
         new = self.path.with_suffix(".new")
         new.write_text(text)
@@ -173,6 +180,29 @@ async def test_a_policy_that_did_not_change_goes_on(site: Site) -> None:
         site.write({"a": engine.port}, policy="random", health_interval_s=0.04)
         await site.told(2)
         assert router.flow.parts.policy.name == "random"
+
+
+async def test_a_split_is_live(site: Site) -> None:
+    """Prefill and decode are split from now on, then for longer prompts only, then no more; an engine with
+    another role is another engine."""
+    async with AsyncExitStack() as stack:
+        p = await stack.enter_async_context(scripted(Pages().script))
+        d = await stack.enter_async_context(scripted(Pages().script))
+        ports, roles = {"p": p.port, "d": d.port}, {"p": "prefill"}
+        site.write(ports)
+        router = await stack.enter_async_context(site.running())
+        assert not router.handover.is_on
+        site.write(ports, roles, split={"via": "shared", "min_uncached_tokens": 7})
+        assert (await site.told(1))["needs_restart"] == []
+        assert (router.handover.is_on, router.handover.setup.rule.min_uncached_tokens) == (True, 7)
+        assert [engine.role for engine in router.fleet] == [Role.PREFILL, Role.BOTH]
+        site.write(ports, roles, policy="random", split={"via": "shared", "min_uncached_tokens": 9})
+        await site.told(2)
+        setup = router.handover.setup
+        assert (setup.rule.min_uncached_tokens, setup.policy.name) == (9, "random")
+        site.write(ports)
+        await site.told(3)
+        assert not router.handover.is_on
 
 
 async def test_limits_of_the_self_check_are_live(site: Site) -> None:

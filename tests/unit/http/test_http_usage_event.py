@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anbar.adapters.http.usage_event import MAX_EVENT_BYTES, UsageFilter, asking_for_usage
@@ -144,3 +144,30 @@ def test_no_more_is_held_than_such_an_event_may_have() -> None:
 def test_asking_in_place(sent: str, expected: str) -> None:
     """Nothing but the option changes, whatever is there already."""
     assert asking_for_usage(sent.encode(), json.loads(sent)).decode() == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b'data: {"choices":[{"text":"a"}]}\n\n',
+                b'data: {"choices":[{"text":"\\"usage\\""}],"x":"usage"}\n\n',
+                b'data: {"choices":[{"text":"a"}]}\r\n\r\n',
+                b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n',
+                b": usage\n\n",
+                b"\n",
+                b"\r\n",
+                b"data: [DONE]\n\n",
+            ]
+        ),
+        max_size=9,
+    )
+)
+@example([b"data: {}\n\n", b"\n", b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n'])
+def test_many_events_at_once_pass_as_they_would_one_by_one(parts: list[bytes]) -> None:
+    """Bursts with empty lines of all kinds between the events, and the word in texts: the same bytes pass as
+    when the stream comes byte by byte."""
+    stream = b"".join(parts)
+    at_once, one_by_one = UsageFilter(), UsageFilter()
+    passed = at_once.feed(stream) + at_once.end()
+    assert passed == b"".join([one_by_one.feed(bytes((byte,))) for byte in stream]) + one_by_one.end()

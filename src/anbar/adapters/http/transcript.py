@@ -13,7 +13,7 @@ MAX_TEXT_BYTES = 1024**2
 _END = b"\n\n"
 _DATA = b"data: "
 _DONE = b"data: [DONE]\n\n"
-_TEXT = re.compile(rb'"(?:text|content)":("(?:[^"\\]|\\.)*")')
+_TEXT = re.compile(rb'"(?:text|content)":("[^"\\]*+(?:\\.[^"\\]*+)*+")')
 _BEYOND_TEXT = re.compile(
     rb'"(?:reasoning|reasoning_content)":"|"tool_calls":\[\{|"finish_reason":"|"error":'
 )

@@ -27,6 +27,7 @@ from anbar.core.errors import (
     UpstreamUnreachable,
 )
 
+_LINE_AND_CHUNK_END = b"\n\r\n"
 _LEAST_CHUNK, _MOST_CHUNK = 0x10, 0xFFF
 """Sizes with two or three digits: an event of a stream."""
 
@@ -268,7 +269,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._break("did not answer in HTTP/1.1")
                 return
             self._keeps_alive = False
-        self._between_chunks = self._between_chunks and data.endswith(b"\n")  # no begun line of a size
+        self._between_chunks = not self._message_over and _ends_with_chunk(data, self._parts)
         if self._answering:
             self._deliver()
 
@@ -295,15 +296,8 @@ class UpstreamConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
 
-    def on_chunk_header(self) -> None:
-        self._between_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        self._between_chunks = True
-
     def on_message_complete(self) -> None:
         self._message_over = self._answering
-        self._between_chunks = False
 
     # Decisions
 
@@ -379,6 +373,17 @@ class UpstreamConnection(asyncio.Protocol):
         if self._reused and not self._heard:
             return StaleConnection(f"the engine {what}")
         return UpstreamUnreachable(f"the engine {what} before it answered")
+
+
+def _ends_with_chunk(data: bytes, parts: list[bytes]) -> bool:
+    """Whether the parser, which found `parts` of a body in `data`, has come to the end of a chunk with it,
+    and no further. Told of chunks that end with a line, as events do: had it come further, there would be an
+    empty line where the size of the next chunk stands; had it not come so far, the last part would end as
+    `data` does."""
+    if not parts or not data.endswith(_LINE_AND_CHUNK_END):
+        return False
+    last = parts[-1]
+    return len(last) >= len(_LINE_AND_CHUNK_END) and not last.endswith(_LINE_AND_CHUNK_END)
 
 
 def _whole_chunk(data: bytes) -> bytes:

@@ -92,7 +92,7 @@ class UsageFilter:
         data = self.held + data
         self.held = b""
         at = self._passed(data)
-        while at < len(data) and not self._is_over:
+        while (at := _next(data, at)) < len(data) and not self._is_over:
             end = _END.search(data, at)
             if end is None:
                 return data[:at] + self._begun(data[at:])
@@ -130,6 +130,16 @@ class UsageFilter:
             return False
         self._is_over = found.usage is not None and found.choices is not None
         return self._is_over and not found.choices
+
+
+def _next(data: bytes, at: int) -> int:
+    """Where the first event begins, of those from `at` on, that has a usage in it or has not ended. Where
+    line ends of another kind or more empty lines make that hard to tell: `at`."""
+    usage = data.find(_USAGE, at)
+    before = data.rfind(_EVENT_END, at, usage if usage >= 0 else len(data))
+    if before < 0 or b"\r" in data or (before > at and data[before - 1 : before] == b"\n"):
+        return at
+    return before + len(_EVENT_END)
 
 
 def _may_be_usage(event: bytes) -> bool:

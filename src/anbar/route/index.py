@@ -24,9 +24,9 @@ from anbar.core.fleet import PrefixMatch
 from anbar.core.ids import ChainHash, EngineHash, EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.chains import PromptChains
-from anbar.route.match import Needs, Run, match_prefix
+from anbar.route.match import Needs, Run, match_device, match_prefix
 from anbar.route.profile import EngineProfile
-from anbar.route.residency import Residency, ResidencyLimits, Room, hash_key
+from anbar.route.residency import VECTOR_BLOCKS, Residency, ResidencyLimits, Room, hash_key
 from anbar.route.slots import Place, Slots
 from anbar.route.snapshot import VERSION, EngineSnapshot, HeldPlace, decode, encode, held
 
@@ -163,12 +163,17 @@ class PrefixIndex:
             member = self._members.get(engine)
             if member is None:
                 continue
-            known = runs.get(member.space_key)
-            if known is None:
-                known = runs[member.space_key] = member.space.residency.runs(self._chain(query, member))
-            profile = member.profile
+            profile, residency = member.profile, member.space.residency
             num_tokens = len(query.token_ids)
             needs = _needs_now(engine, member)
+            known = runs.get(member.space_key)
+            if known is None:
+                chain = self._chain(query, member)
+                if not profile.chunk_blocks and len(member.space.members) == 1 and len(chain) < VECTOR_BLOCKS:
+                    num_blocks = residency.num_leading(chain, needs.device)
+                    found[engine] = match_device(num_blocks, num_tokens, profile.block_size)
+                    continue
+                known = runs[member.space_key] = residency.runs(chain)
             found[engine] = match_prefix(known, needs, num_tokens, profile.block_size, profile.chunk_blocks)
         return found
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from anbar.core.fleet import PrefixMatch
+from anbar.core.fleet import NO_MATCH, PrefixMatch
 
 
 class Run(NamedTuple):
@@ -73,6 +73,13 @@ def may_grow(match: PrefixMatch, num_tokens: int, unit_tokens: int) -> bool:
     return num_tokens <= num_units * unit_tokens
 
 
+def match_device(num_blocks: int, num_tokens: int, block_size: int) -> PrefixMatch:
+    """What an engine without tiers will reuse of a prompt of `num_tokens`, whose first `num_blocks` are on
+    its device."""
+    device = min(num_blocks, max(0, num_tokens - 1) // block_size) * block_size
+    return PrefixMatch(device, device, device) if device else NO_MATCH
+
+
 def match_prefix(
     runs: Sequence[Run], needs: Needs, num_tokens: int, block_size: int, chunk_blocks: int
 ) -> PrefixMatch:
@@ -84,9 +91,10 @@ def match_prefix(
         if mask & want != want:
             break
         num_blocks = end
-    device = min(num_blocks, max(0, num_tokens - 1) // block_size) * block_size
+    on_device = match_device(num_blocks, num_tokens, block_size)
     if chunk_blocks == 0:
-        return PrefixMatch(device, device, device)
+        return on_device
+    device = on_device.device
 
     def on_host(mask: int) -> bool:
         return mask & needs.host == needs.host

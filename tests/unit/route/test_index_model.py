@@ -20,12 +20,14 @@ from .builders import BLOCK, batch, cleared, hashes, offloaded, query, removed, 
 STORE = "anbar:s"
 TTL_S = 10.0
 EPOCH_S = TTL_S / HINT_EPOCHS
-ENGINES = [EngineId(name) for name in ("a", "b", "c")]
-"""a and b share hashes and the store, with chunks of one and of two blocks; c is alone and has no store."""
+ENGINES = [EngineId(name) for name in ("a", "b", "c", "d")]
+"""a and b share hashes and the store, with chunks of one and of two blocks; c is alone and has no store, d
+not even a host tier."""
 PROFILES = {
     ENGINES[0]: EngineProfile("m", BLOCK, chunk_blocks=1, fingerprint="f", stores=frozenset({STORE})),
     ENGINES[1]: EngineProfile("m", BLOCK, chunk_blocks=2, fingerprint="f", stores=frozenset({STORE})),
     ENGINES[2]: EngineProfile("m", BLOCK, chunk_blocks=1),
+    ENGINES[3]: EngineProfile("m", BLOCK),
 }
 SALTS = (None, "s")
 PROMPTS = [[1] * 8, [1, 1, 1, 1, 2, 2, 2, 2, 2]]
@@ -98,6 +100,8 @@ class Naive:
     ) -> PrefixMatch:
         """What is loaded behind `device` tokens."""
         chunk = BLOCK * PROFILES[engine].chunk_blocks
+        if not chunk:
+            return PrefixMatch(device, device, device)
         names = hashes(tokens, 0, len(tokens) // BLOCK, salt=salt)
 
         def reach(present: list[bool]) -> int:
@@ -137,7 +141,7 @@ KINDS = ["store", "host", "shared", "remove", "remove host", "remove shared"]
 KINDS += ["clear", "forget", "wait", "wait long", "leave", "store again"]
 STEPS = st.tuples(
     st.sampled_from(KINDS),
-    st.integers(0, 2),  # engine
+    st.integers(0, len(ENGINES) - 1),
     st.integers(0, len(PROMPTS) - 1),
     st.tuples(st.sampled_from([0, 0, 0, 1, 2, 3]), st.integers(1, 4)),  # first block, number of blocks
     st.sampled_from([0] * 9 + [1]),  # group

@@ -33,7 +33,7 @@ WANTED_RATIO = 1.05
 NUM_CLIENTS = 24
 NUM_SESSIONS, NUM_DOCUMENTS, NUM_NAMES, NUM_WORDS = 2_000, 300, 50, 30_000
 SETTLE_S = 3.0
-FILLING_WORDS, NEW_WORDS = 900, 100
+FILLING_WORDS, NEW_WORDS = 1400, 900
 """Of a new prompt, in the first part and after it: what is kept of texts and blocks is to be full by then."""
 GIVE_UP_S = 120.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

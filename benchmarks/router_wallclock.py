@@ -46,6 +46,8 @@ SLOWER = {"litellm simple-shuffle": 2.0}
 """So many times slower again: it takes 0.11 s of processor time for each of these prompts."""
 MAX_CPU = 0.6
 CPU_WINDOW_S = 10
+NUM_STARTS = 2
+"""How often a router is started that does not come up."""
 NUM_PROCESSES = 2
 """That the engines share."""
 CHOSEN = (
@@ -349,12 +351,14 @@ def main() -> None:
         work = Work(asks, [prompts.body(ask) for ask in asks], num_blocks, options.slow)
         for name, start in starts(options.routers).items():
             its_work = replace(work, slow=work.slow * SLOWER.get(name, 1.0))
-            try:
-                runs.append(measure(name, its_work, model, start))
-            except (TimeoutError, OSError) as error:
-                notes.append(f"{name} is absent: {error}")
-                continue
-            show(runs[-1:])
+            for attempt in range(NUM_STARTS):
+                try:
+                    runs.append(measure(name, its_work, model, start))
+                except (TimeoutError, OSError) as error:
+                    notes.append(f"{name}, start {attempt + 1}: {error}")
+                else:
+                    show(runs[-1:])
+                    break
     setup: dict[str, object] = {
         "engines": NUM_ENGINES,
         "requests": options.requests,

@@ -4,7 +4,7 @@ so that a test chooses which one gets a request."""
 import io
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anbar.apps.emulator import EmulatedEngine
 from anbar.apps.router.app import Router
@@ -12,7 +12,7 @@ from anbar.apps.router.worker import Worker
 from anbar.config.load import load
 from tests.integration.harness import eventually
 from tests.integration.stack import Setup, Stack
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 
 
 @dataclass
@@ -42,9 +42,13 @@ class Sibling(Stack):
 
 @asynccontextmanager
 async def sibling_of(
-    setup: Setup, engines: dict[str, EmulatedEngine], worker: Worker, ready: Sequence[str] | None = None
+    setup: Setup,
+    engines: dict[str, EmulatedEngine],
+    worker: Worker | None,
+    ready: Sequence[str] | None = None,
 ) -> AsyncIterator[Sibling]:
-    """One router as `worker` in front of engines, once those in `ready` (None: all) are."""
+    """One router as `worker` (None: alone on its machine) in front of engines, once those in `ready` (None:
+    all) are."""
     port, log = free_port(), io.BytesIO()
     config = load(setup.write(engines, port), environ={}).config
     router = Router(config, {}, log, None, worker)
@@ -73,4 +77,24 @@ async def siblings_of(
             await each.follows(count - 1)
             await each.followed()
             await each.compared()
+        yield found
+
+
+@asynccontextmanager
+async def machines_of(
+    setup: Setup, engines: dict[str, EmulatedEngine], secrets: Sequence[str]
+) -> AsyncIterator[list[Sibling]]:
+    """Routers as on several machines, which dial each other's ports, each with a secret. All have the same
+    list of peers, with their own address in it."""
+    ports = free_ports(len(secrets))
+    peers = [f"127.0.0.1:{port}" for port in ports]
+    async with AsyncExitStack() as stack:
+        found = []
+        for port, secret in zip(ports, secrets, strict=True):
+            path = setup.directory / f"secret-{port}"
+            path.touch(mode=0o600)
+            path.write_text(secret)
+            listen = {"listen": f"127.0.0.1:{port}", "secret_file": str(path)}
+            own = replace(setup, router={**setup.router, "peers": peers, "exchange": listen})
+            found.append(await stack.enter_async_context(sibling_of(own, engines, None)))
         yield found

@@ -8,7 +8,7 @@ import pytest
 from anbar.apps.emulator import Fault, FaultKind
 from anbar.apps.router.worker import Worker
 from tests.integration.harness import call, eventually
-from tests.integration.routers import sibling_of, siblings_of
+from tests.integration.routers import machines_of, sibling_of, siblings_of
 from tests.integration.stack import COMPLETIONS, Setup, completion, engines_of
 
 TOKENS = 101 * 16 + 1
@@ -119,3 +119,59 @@ async def test_a_choice_is_explained_by_whichever_router_is_asked(setup: Setup) 
         latest = (await a.get("/admin/explain")).json["requests"]
         assert [one["request_id"] for one in latest[:2]] == ["asked-1", "asked-0"]
         assert (await a.get("/admin/explain/nobody")).status == 404
+
+
+async def test_machines_find_each_other_by_address_and_secret(setup: Setup) -> None:
+    """Three routers dial the same list of addresses, in which each finds itself too. The two with one secret
+    count each other's requests, and one of them drains an engine for both; the third, with another secret,
+    hears nothing and is not heard."""
+    async with (
+        engines_of(setup) as engines,
+        machines_of(setup, engines, ["s" * 32, "s" * 32, "t" * 32]) as (a, b, stranger),
+    ):
+        await a.follows(1)
+        await b.follows(1)
+        for engine in engines.values():
+            engine.arm(Fault(FaultKind.HANG, count=0))
+        asked = [asyncio.create_task(a.complete([41] * TOKENS)) for _ in range(2)]
+        await b.hears(2)
+        await eventually(lambda: a.num_open == 2, what="both requests are with an engine")
+        asked.append(asyncio.create_task(b.complete([41] * TOKENS)))
+        await a.hears(1)
+        await call(a.port, "POST", "/admin/engines/e1/drain")
+        await b.becomes("e1", "draining")
+        assert await stranger.elsewhere() == 0
+        assert await stranger.state("e1") == "ready"
+        for engine in engines.values():
+            engine.faults.clear()
+        assert len({answer.engine for answer in await asyncio.gather(*asked)}) == 1
+        assert stranger.router.exchange is not None
+        assert not stranger.router.exchange.followed
+
+
+async def test_a_repeated_request_is_answered_once_whichever_worker_has_it(setup: Setup) -> None:
+    """Requests with a key, each to one worker and its repetition to the other, together and one after the
+    other, are each run once; the key of another request is refused at both. Enough
+    keys that each worker keeps some."""
+    async with engines_of(setup) as engines, siblings_of(setup, engines) as (a, b):
+        for engine in engines.values():
+            engine.records.clear()
+        sent = []
+        for number in range(8):
+            headers = {"idempotency-key": f"key-{number}"}
+            first, second = (a, b) if number % 2 else (b, a)
+            body = completion(f"text {number}")
+            sent += [first.post(COMPLETIONS, body, headers), second.post(COMPLETIONS, body, headers)]
+        answers = await asyncio.gather(*sent)
+        assert {answer.status for answer in answers} == {200}
+        assert a.num_seen == 8
+        for number in range(8):
+            one, other = answers[2 * number : 2 * number + 2]
+            assert one.json == other.json
+            assert sum("idempotent-replayed" in answer.headers for answer in (one, other)) == 1
+            headers = {"idempotency-key": f"key-{number}"}
+            for each in (a, b):
+                again = await each.post(COMPLETIONS, completion(f"text {number}"), headers)
+                assert again.json == one.json
+                assert (await each.post(COMPLETIONS, completion("other"), headers)).status == 422
+        assert a.num_seen == 8

@@ -136,6 +136,7 @@ class Router:
         self._reloading: asyncio.Task[None] | None = None
         self.reloader = Reloader(config, self._reload_parts(source))
         budget = retry_budget(router)
+        self._idempotency = idempotency(router, clock, worker, self._own_exchange)
         self.explain = ExplainLog(router.explain, time.time)
         self.recorder = Recorder(own_record(router.record, worker), self.fleet, time.time)
         self.handover = self._handover(caches, budget, clock)
@@ -148,6 +149,10 @@ class Router:
     def _tell(self, change: Change) -> None:
         if self._told is not None:
             self._told.tell(change)
+
+    def _own_exchange(self) -> PeerExchange:
+        assert self.exchange is not None, "workers have one"
+        return self.exchange
 
     def _made_exchange(self, told: Told, caches: Caches, clock: Clock) -> PeerExchange:
         router, worker = self._config.router, self._worker
@@ -165,7 +170,7 @@ class Router:
             num_ports=num_ports,
         )
         own = Own(self.fleet, self._feed, self.explanations, self._metrics.render)
-        exchange = PeerExchange(parts, answers_of(own))
+        exchange = PeerExchange(parts, {**answers_of(own), **self._idempotency.answers()})
         self._together = Together(exchange, own, worker.parent if worker is not None else None)
         self._feed.siblings = self._together.snapshot
         return exchange
@@ -195,7 +200,7 @@ class Router:
             explain=self.explain,
             standing=self._standing,
             budget=budget,
-            idempotency=idempotency(router, clock),
+            idempotency=self._idempotency,
             admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
             continues=router.continue_streams,
             total_timeout_s=router.total_timeout_s,
@@ -346,6 +351,7 @@ class Router:
         await self.flow.stop()
         if self.exchange is not None and self._together is not None:
             await self._together.stop()
+            await self._idempotency.stop()
             await self.exchange.stop()
         await self.discovery.stop()
         await self._loads.stop()

@@ -1,6 +1,6 @@
 """From a configuration to values: engines, limits, keys. Complains about what a router cannot work with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from anbar.adapters.http.limits import ServerLimits, UpstreamLimits
 from anbar.adapters.http.message import Header
@@ -8,11 +8,13 @@ from anbar.adapters.http.upstream import UpstreamPool, parse_endpoint
 from anbar.apps.engine_key import engine_key
 from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.exchange import PeerExchange
 from anbar.apps.router.handover import SplitSetup
 from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.monitor import AttachedEngine, CacheSetup
 from anbar.apps.router.priors import Priors
+from anbar.apps.router.shared_claims import SharedIdempotency
 from anbar.apps.router.sharing import SharedCaches, Told
 from anbar.apps.router.worker import Worker
 from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
@@ -132,8 +134,14 @@ def retry_budget(router: RouterConfig) -> RetryBudget:
     return RetryBudget(retry_config(router))
 
 
-def idempotency(router: RouterConfig, clock: Clock) -> Idempotency:
-    return Idempotency(idempotency_config(router), clock)
+def idempotency(
+    router: RouterConfig, clock: Clock, worker: Worker | None, exchange: Callable[[], PeerExchange]
+) -> Idempotency:
+    """What is kept for repeated requests, here or at the worker whose key it is."""
+    config = idempotency_config(router)
+    if worker is None:
+        return Idempotency(config, clock)
+    return SharedIdempotency(config, clock, worker, exchange)
 
 
 def attach(

@@ -10,8 +10,8 @@ waiting; whoever reads too slowly gets nothing more until it has read what it ha
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -283,11 +283,17 @@ class PeerExchange:
         """Of the routers that are followed; `local`: of those on this machine."""
         return [address for address, _ in self.followed.values() if not local or isinstance(address, Local)]
 
+    @asynccontextmanager
+    async def asking(self, address: Address, wants: str) -> AsyncIterator[Channel]:
+        """A connection on which another router answers a question. Raises one of `LOST`."""
+        async with dialled(address) as channel:
+            await self._greet(channel, wants)
+            yield channel
+
     async def ask(self, address: Address, wants: str, body: bytes, timeout_s: float = ASK_S) -> bytes | None:
         """Another router's answer to a question; None if there is none in time."""
         with suppress(*LOST):
-            async with asyncio.timeout(timeout_s), dialled(address) as channel:
-                await self._greet(channel, wants)
+            async with asyncio.timeout(timeout_s), self.asking(address, wants) as channel:
                 channel.send(body)
                 return await channel.receive(LARGE_BYTES)
         return None

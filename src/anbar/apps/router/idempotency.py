@@ -9,11 +9,12 @@ A key belongs to whoever sends the same `authorization`.
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from anbar.adapters.http.message import Answer, Header, Request
+from anbar.adapters.peers.channel import Channel
 from anbar.apps.router.headers import CLIENT_SECRETS
 from anbar.core.clock import Clock
 from anbar.core.errors import RequestError
@@ -34,7 +35,7 @@ class IdempotencyConfig:
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     fingerprint: bytes
     answer: Answer | None = None
     """None while the first request runs."""
@@ -45,7 +46,7 @@ class _Entry:
 class Claim:
     """The right to run a request; use it in a `with`. Without `keep`, the next one that waits gets it."""
 
-    def __init__(self, store: "Idempotency", name: bytes, entry: _Entry, max_bytes: int) -> None:
+    def __init__(self, store: "Idempotency", name: bytes, entry: Entry, max_bytes: int) -> None:
         self._store = store
         self._name = name
         self._entry = entry
@@ -64,7 +65,11 @@ class Claim:
     def keep(self, status: int, headers: tuple[Header, ...]) -> None:
         """The answer is whole and good: it is what repetitions get, unless it is longer than all may be."""
         if self._room >= 0:
-            self._entry.answer = Answer(status, b"".join(self._parts), headers)
+            self.keep_answer(Answer(status, b"".join(self._parts), headers))
+
+    def keep_answer(self, answer: Answer) -> None:
+        """As `keep`, of an answer that somebody else has put together."""
+        self._entry.answer = answer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -79,8 +84,8 @@ class Idempotency:
         self.config = config
         """May be replaced at any time."""
         self._clock = clock
-        self._running: dict[bytes, _Entry] = {}
-        self._kept: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._running: dict[bytes, Entry] = {}
+        self._kept: OrderedDict[bytes, Entry] = OrderedDict()
         """In the order in which they were kept, which is that in which they expire."""
         self.num_bytes = 0
 
@@ -90,31 +95,47 @@ class Idempotency:
     async def claim(self, request: Request) -> Claim | Answer | None:
         """The right to run `request`, or the answer that it had; None when it carries no key. Raises
         RequestError: 400 for a key that is none, 422 for the key of another request."""
+        identity = self.identity(request)
+        return None if identity is None else await self.claim_here(*identity)
+
+    def identity(self, request: Request) -> tuple[bytes, bytes] | None:
+        """The name of a request among those of all clients, and what tells it from another one under its
+        key; None when it carries no key. Raises RequestError for a key that is none."""
         key = request.header(HEADER)
         if key is None or not self.config.window_s:
             return None
         if not 0 < len(key) <= _MAX_KEY_BYTES:
             raise RequestError(f"An Idempotency-Key has 1 to {_MAX_KEY_BYTES} bytes.", code="invalid_value")
         secrets = (request.header(header) or b"" for header in CLIENT_SECRETS)
-        name = _digest(*secrets, request.target, key)
-        fingerprint = _digest(request.body)
+        return _digest(*secrets, request.target, key), _digest(request.body)
+
+    async def claim_here(self, name: bytes, fingerprint: bytes) -> Claim | Answer:
+        """As `claim`, by what `identity` says."""
         while True:
             self._expire()
             entry = self._kept.get(name) or self._running.get(name)
             if entry is None:
-                entry = self._running[name] = _Entry(fingerprint)
-                return Claim(self, name, entry, self.config.max_bytes - _ENTRY_BYTES)
+                entry = self._running[name] = Entry(fingerprint)
+                return Claim(self, name, entry, self.max_answer_bytes)
             if entry.fingerprint != fingerprint:
-                raise RequestError(
-                    "This Idempotency-Key was used with another body.",
-                    status=422,
-                    code="idempotency_key_reused",
-                )
+                raise reused()
             if entry.answer is not None:
                 return entry.answer
             await _turn(entry)
 
-    def settle(self, name: bytes, entry: _Entry) -> None:
+    @property
+    def max_answer_bytes(self) -> int:
+        """Longest answer that is kept."""
+        return self.config.max_bytes - _ENTRY_BYTES
+
+    def answers(self) -> Mapping[str, Callable[[Channel, bytes], Awaitable[None]]]:
+        """What other routers may ask of it: nothing."""
+        return {}
+
+    async def stop(self) -> None:
+        """Give up what runs by itself: nothing does."""
+
+    def settle(self, name: bytes, entry: Entry) -> None:
         """A claim is over: what it kept is kept for all, or the next one may run."""
         del self._running[name]
         if entry.answer is not None:
@@ -137,11 +158,18 @@ class Idempotency:
         self.num_bytes -= _size(entry)
 
 
-async def _turn(entry: _Entry) -> None:
+async def _turn(entry: Entry) -> None:
     """Wait for the request that runs. All that wait look again, in their order."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     entry.waiting.append(waiter)
     await waiter
+
+
+def reused() -> RequestError:
+    """A key comes with another request than before."""
+    return RequestError(
+        "This Idempotency-Key was used with another body.", status=422, code="idempotency_key_reused"
+    )
 
 
 def kept_headers(headers: Sequence[Header]) -> tuple[Header, ...]:
@@ -149,7 +177,7 @@ def kept_headers(headers: Sequence[Header]) -> tuple[Header, ...]:
     return tuple(header for header in headers if header[0] in (b"content-type", b"content-encoding"))
 
 
-def _size(entry: _Entry) -> int:
+def _size(entry: Entry) -> int:
     return _ENTRY_BYTES + (len(entry.answer.body) if entry.answer is not None else 0)
 
 

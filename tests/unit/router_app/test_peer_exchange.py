@@ -1,0 +1,153 @@
+"""Between routers: what a slow reader gets, what a stranger gets, and which configurations are refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.ports import free_port
+from tests.waiting import until, within
+
+from anbar.adapters.peers.channel import LARGE_BYTES, Channel
+from anbar.adapters.peers.connect import LOST, Address, Local, Remote, dialled
+from anbar.apps.router.changes import Anew, Drains, Placed, decode
+from anbar.apps.router.exchange import ExchangeParts, Hello, PeerExchange, Welcome
+from anbar.apps.router.exchange_setup import Addresses, is_shared, listens_at, ports_of, secret_of
+from anbar.apps.router.sharing import PeerShare, Told, packed
+from anbar.apps.router.worker import Worker
+from anbar.config.models import RouterConfig
+from anbar.core.cost import PrefillWork
+from anbar.core.errors import ConfigError
+from anbar.core.ids import ChainHash, EngineId
+from anbar.route.waiting import QueuedPrompt
+
+A = EngineId("a")
+PROMPT = QueuedPrompt(PrefillWork(1, 1), 0.1, True)
+
+
+def exchange_at(path: Path, told: Told) -> PeerExchange:
+    async def nobody() -> Sequence[Address]:
+        return ()
+
+    def no_share() -> PeerShare:
+        raise AssertionError("nobody is followed")
+
+    parts = ExchangeParts(
+        told=told,
+        share=no_share,
+        listen=(Local(path),),
+        resolve=nobody,
+        drained=lambda: [Drains("a", True, 1.0)],
+        on_drains=lambda word: None,
+        emit=lambda event: None,
+    )
+    return PeerExchange(parts, {})
+
+
+async def follow(channel: Channel, version: int = 1) -> Welcome:
+    channel.send(msgspec.msgpack.encode(Hello(version, "me", "follow")))
+    return msgspec.msgpack.decode(await within(channel.receive()), type=Welcome)
+
+
+async def all_of(channel: Channel) -> None:
+    while True:
+        await within(channel.receive())
+
+
+@pytest.fixture
+def path() -> Path:
+    return Path(f"/tmp/anbar-test-{free_port()}.sock")
+
+
+async def test_a_slow_reader_gets_nothing_and_then_everything_anew(path: Path) -> None:
+    """One that does not read is passed over once 4 MiB wait for it, and no more than that is kept for it;
+    when it reads again it is told all that is in flight, and what came since."""
+    told = Told()
+    own = exchange_at(path, told)
+    await own.start()
+    chain = packed([ChainHash(number) for number in range(50_000)])
+    async with dialled(Local(path)) as channel:
+        await follow(channel)
+        assert decode(await within(channel.receive())) == [Anew(), Drains("a", True, 1.0)]
+        numbers = []
+
+        def tell_much() -> bool:
+            numbers.append(told.placed(A, [ChainHash(number) for number in range(50_000)]))
+            return own.num_dropped > 0
+
+        await until(tell_much)
+        for number in numbers[1:]:
+            told.left(number)
+        last = told.held(A, PROMPT)
+        changes = []
+        while not any(getattr(change, "number", None) == last for change in changes):
+            changes += decode(await within(channel.receive(LARGE_BYTES)))
+        anew = max(place for place, change in enumerate(changes) if change == Anew())
+        assert Placed(numbers[0], "a", chain) in changes[anew:]
+        assert {change.number for change in changes[anew:] if isinstance(change, Placed)} == {numbers[0]}
+    await own.stop()
+
+
+async def test_strangers_are_cut_off(path: Path) -> None:
+    """Another version, an unknown question, and bytes that are no greeting end the connection, and nothing
+    else."""
+    own = exchange_at(path, Told())
+    await own.start()
+    for hello in (Hello(99, "me", "follow"), Hello(1, "me", "secrets")):
+        async with dialled(Local(path)) as channel:
+            channel.send(msgspec.msgpack.encode(hello))
+            with pytest.raises(LOST):
+                await all_of(channel)
+    async with dialled(Local(path)) as channel:
+        channel.send(b"GET / HTTP/1.1")
+        with pytest.raises(LOST):
+            await within(channel.receive())
+    async with dialled(Local(path)) as channel:
+        assert (await follow(channel)).router == own.router
+    await own.stop()
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def router_of(**settings: object) -> RouterConfig:
+    return RouterConfig.model_validate(settings)
+
+
+def test_a_secret_is_needed_on_the_network(tmp_path: Path) -> None:
+    """None, one that all may read, one that is too short and a missing file are named; without peers none is
+    read."""
+    listen = {"listen": "127.0.0.1:7000"}
+    for exchange, words in (
+        (listen, "needed with"),
+        ({**listen, "secret_file": write(tmp_path / "open", "s" * 32, 0o604)}, "everybody"),
+        ({**listen, "secret_file": write(tmp_path / "short", "s" * 31)}, "31 bytes"),
+        ({**listen, "secret_file": tmp_path / "none"}, "No such file"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            secret_of(router_of(exchange=exchange))
+    good = {"secret_file": write(tmp_path / "good", "s" * 32 + "\n")}
+    assert secret_of(router_of(exchange={**listen, **good})) == b"s" * 32
+    assert secret_of(router_of(peers=["a:1"], exchange=good)) == b"s" * 32
+    assert secret_of(router_of(exchange={"secret_file": tmp_path / "none"})) == b""
+
+
+async def test_addresses(tmp_path: Path) -> None:
+    """A worker knows its siblings by their places; names stand for their addresses, one that is not known
+    for nobody. Each worker listens on a port of its own."""
+    router = router_of(
+        workers=3, peers=["127.0.0.1:7000", "nobody.invalid:7000"], exchange={"listen": "[::1]:7000"}
+    )
+    worker = Worker(1, 3, tmp_path)
+    assert is_shared(router, worker)
+    assert not is_shared(router_of(), None)
+    assert listens_at(router, worker, b"s") == [Local(tmp_path / "1.sock"), Remote("::1", 7001, b"s")]
+    assert ports_of(router) == (7000, 3)
+    assert await Addresses(router, worker, b"s")() == [
+        Local(tmp_path / "0.sock"),
+        Local(tmp_path / "2.sock"),
+        Remote("127.0.0.1", 7000, b"s"),
+    ]

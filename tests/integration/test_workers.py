@@ -163,13 +163,14 @@ async def test_a_killed_worker_is_replaced_and_a_killed_parent_followed(
         await until_both(
             lambda: {x["worker"] for x in workers.lines[seen:] if x["event"] == "request"}, workers
         )
-        now = workers.alive()
+        now, scratch = workers.alive(), scratch_of(workers)
         assert len(now) == 2
         assert len(now.keys() - before.keys()) == 1
         workers.process.kill()
         await workers.process.wait()
         await eventually(lambda: gone(now), what="the workers end too")
-        assert workers.workers_that("drained") == {0, 1}
+        await eventually(lambda: workers.workers_that("drained") == {0, 1}, what="their last lines are read")
+        assert not scratch.exists()
 
 
 async def test_a_worker_that_cannot_start_ends_all(tokenizer_dir: Path, socket_dir: Path) -> None:

@@ -99,7 +99,8 @@ class Router:
         worker: Worker | None = None,
     ) -> None:
         self._config = config
-        self._worker = worker
+        self.worker = worker
+        """Its place, when it is one of several processes on its port."""
         self._environ = environ
         router = config.router
         clock = SystemClock()
@@ -155,7 +156,7 @@ class Router:
         return self.exchange
 
     def _made_exchange(self, told: Told, caches: Caches, clock: Clock) -> PeerExchange:
-        router, worker = self._config.router, self._worker
+        router, worker = self._config.router, self.worker
         secret = secret_of(router)
         port, num_ports = ports_of(router)
         parts = ExchangeParts(
@@ -174,11 +175,6 @@ class Router:
         self._together = Together(exchange, own, worker.parent if worker is not None else None)
         self._feed.siblings = self._together.snapshot
         return exchange
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether it is one of several processes on its port."""
-        return self._worker is not None
 
     def _handover(self, caches: Caches, budget: RetryBudget, clock: Clock) -> Handover:
         parts = HandoverParts(self.fleet, caches, self._check, self._standing, budget, self.emit, clock)
@@ -242,15 +238,15 @@ class Router:
 
         self.recorder.start(self._config.state_dir, on_trouble)
         await self._join()
-        if self._worker is not None:
+        if self.worker is not None:
             self.discovery.start()
             await self._all_judged()
         try:
-            port = await self._server.start(host, port, shared=self._worker is not None)
+            port = await self._server.start(host, port, shared=self.worker is not None)
         except OSError as error:
             raise StackError(cannot_listen(host, port, error)) from error
-        if self._worker is not None:
-            self._worker.serves.touch()
+        if self.worker is not None:
+            self.worker.serves.touch()
         else:
             self.discovery.start()
         self._log.line("listening", {"host": host, "port": port, "policy": self._config.router.policy.value})

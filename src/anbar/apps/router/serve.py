@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import uvloop
 
+from anbar.adapters.process.cleanup import remove_scratch_dir
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.router.app import Router
 from anbar.apps.router.reload import Source
@@ -32,8 +33,14 @@ async def serve(router: Router, started: Callable[[int], None] = lambda port: No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     loop.add_signal_handler(signal.SIGHUP, router.reloader.ask)
-    if router.is_worker:
-        on_orphaned(lambda: signals.put_nowait(signal.SIGTERM))
+    orphaned = asyncio.Event()
+
+    def on_parent_gone() -> None:
+        orphaned.set()
+        signals.put_nowait(signal.SIGTERM)
+
+    if router.worker is not None:
+        on_orphaned(on_parent_gone)
     try:
         stopping = asyncio.ensure_future(signals.get())
         starting = asyncio.ensure_future(router.start())
@@ -54,6 +61,8 @@ async def serve(router: Router, started: Callable[[int], None] = lambda port: No
         return FORCED_EXIT if forced else 0
     finally:
         await router.stop()
+        if orphaned.is_set() and router.worker is not None:
+            remove_scratch_dir(router.worker.directory)  # the parent cannot any more
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 

@@ -88,6 +88,14 @@ def test_trailers_are_no_headers() -> None:
     assert reader.refusal is None
 
 
+@pytest.mark.parametrize("space", [b" ", b"   "])
+def test_space_behind_chunked_is_not_of_it(space: bytes) -> None:
+    """RFC 9112, 5: a field's value may be followed by space."""
+    head = b"POST /c HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked%b\r\n\r\n" % space
+    incoming, reader = only(head + b"2\r\nhi\r\n0\r\n\r\n")
+    assert (bytes(incoming.body), reader.refusal) == (b"hi", None)
+
+
 def test_trailer_without_end_is_limited() -> None:
     """A trailer line that never ends is refused; a body in chunks of one byte is not taken for one."""
     reader = RequestReader(LIMITS)

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from test_router import Pages, get
 from tests.ports import free_port
 from tests.waiting import until, within
 
-from anbar.apps.router import reload
+from anbar.apps.router import app, reload
+from anbar.apps.router.worker import Worker
 from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState
 
@@ -58,6 +60,13 @@ class Pool(Site):
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pool:
     monkeypatch.setattr(reload, "WATCH_S", 0.02)
     return Pool(tmp_path / "anbar.yaml")
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets."""
+    with TemporaryDirectory(prefix="anbar-") as path:
+        yield Path(path)
 
 
 @asynccontextmanager
@@ -182,6 +191,52 @@ async def test_before_the_first_list(pool: Pool) -> None:
             assert (await get(pool.port, "/ready"))[0] == 200
 
 
+async def test_a_model_while_the_engines_are_not_known(pool: Pool) -> None:
+    """Clients take 404 as final: there is none until the list has been read; then there is."""
+    pool.configure()
+    async with pool.running() as router:
+        answer = await ask(pool.port, post(BODY))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"it is not known yet which engines there are" in answer
+        pool.list()
+        await until(lambda: not router.discovery.awaited())
+        assert b"HTTP/1.1 404" in await ask(pool.port, post(BODY))
+
+
+async def test_a_worker_listens_once_its_engines_are_found(pool: Pool, socket_dir: Path) -> None:
+    """A restarted worker gets its part of the connections at once: its first request is answered."""
+    pool.configure()
+    async with engines(1) as (pages, (port,)):
+        pages[0].computed.set()
+        pool.list(port)
+        async with pool.running(Worker(0, 2, socket_dir)):
+            assert b"HTTP/1.1 200" in await ask(pool.port, post(BODY))
+
+
+async def test_a_worker_listens_without_a_list(
+    pool: Pool, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its list is not there: it does not wait for good, since somebody may ask whether it is alive."""
+    monkeypatch.setattr(app, "LISTED_S", 0.05)
+    pool.configure()
+    async with pool.running(Worker(0, 2, socket_dir)) as router:
+        assert router.discovery.awaited()
+        assert (await get(pool.port, "/health"))[0] == 200
+
+
+async def test_the_fleet_is_made_anew_only_when_the_list_changes(pool: Pool) -> None:
+    """Looks that find what was there before leave all as it is."""
+    pool.configure()
+    async with engines(1) as (_, (port,)):
+        pool.list(port)
+        async with pool.running() as router:
+            await until(lambda: states(router) == ready(port))
+            (followed,) = router.discovery.followed
+            looks, named = {followed.last_look_s}, router.naming.targets
+            await until(lambda: looks.add(followed.last_look_s) or len(looks) > 5)
+            assert router.naming.targets is named
+
+
 async def test_an_engine_that_two_entries_have(pool: Pool) -> None:
     """It is listed and has an entry of its own: it is one engine, under the entry's name, and that is said.
     The entry goes: it is the pool's."""
@@ -273,7 +328,9 @@ async def test_a_name_for_the_engines_of_an_entry(pool: Pool) -> None:
         pool.configure(own, models={"x": {"model": "m", "engines": ["pool"]}})
         pool.list()
         async with pool.running() as router:
-            await until(lambda: states(router) == {"own": EngineState.READY})
+            await until(
+                lambda: states(router) == {"own": EngineState.READY} and not router.discovery.awaited()
+            )
             body = BODY.replace(b'"m"', b'"x"')
             assert b"HTTP/1.1 404" in await ask(pool.port, post(body))
             pool.list(inside)
@@ -290,3 +347,30 @@ async def test_a_found_engine_is_drained_by_hand(pool: Pool) -> None:
             await until(lambda: states(router) == ready(port))
             status, page, _ = await get(pool.port, f"/admin/engines/{ids(port)[0]}/drain", "POST")
             assert (status, page["state"]) == (200, "draining")
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "with a request under way"])
+async def test_a_drain_ends_when_its_engine_leaves(pool: Pool, is_busy: bool) -> None:
+    """Somebody drains an engine, restarts it, and it is listed again under its address: nobody says undrain,
+    and it gets requests; so does one that still drains when it is back."""
+    pool.configure()
+    async with engines(2) as (pages, (port, other)):
+        pool.list(port)
+        async with pool.running() as router:
+            await until(lambda: states(router) == ready(port))
+            before = router.fleet[next(iter(states(router)))]
+            asked = asyncio.create_task(ask(pool.port, post(BODY)))
+            await until(lambda: before.load.num_in_flight == 1)
+            await get(pool.port, f"/admin/engines/{ids(port)[0]}/drain", "POST")
+            if not is_busy:
+                pages[0].computed.set()
+                await within(asked)
+            pool.list(other)
+            await until(lambda: before.health.state is EngineState.DRAINING)
+            if not is_busy:
+                await until(lambda: states(router) == ready(other))
+            pool.list(port)
+            await until(lambda: states(router) == ready(port))
+            assert [engine.is_ready for engine in router.fleet] == [True]
+            pages[0].computed.set()
+            await within(asked)

@@ -21,6 +21,7 @@ from anbar.apps.router import reload
 from anbar.apps.router.app import Router
 from anbar.apps.router.idempotency import IdempotencyConfig
 from anbar.apps.router.reload import Source, changed_keys
+from anbar.apps.router.worker import Worker
 from anbar.config.load import leaf_values, load
 from anbar.config.models import AnbarConfig
 from anbar.config.split import Role
@@ -57,9 +58,9 @@ class Site:
         new.rename(self.path)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Router]:
+    async def running(self, worker: Worker | None = None) -> AsyncIterator[Router]:
         source = Source(lambda: load(self.path, environ={}).config, self.path)
-        router = Router(source.read(), {}, self.log, source)
+        router = Router(source.read(), {}, self.log, source, worker)
         await router.start()
         try:
             yield router

@@ -291,7 +291,7 @@ class RequestReader:
         framing, and whoever stands before us may see another one (RFC 9112, 6.1)."""
         if http_1_0:
             self._refuse("Transfer-Encoding needs HTTP/1.1.", 400)
-        if value.lower() != b"chunked":
+        if value.rstrip(b" ").lower() != b"chunked":  # RFC 9112, 5
             self._refuse("Only `Transfer-Encoding: chunked` is supported.", 400)
 
     def _refuse_body(self) -> None:

@@ -80,6 +80,10 @@ JUDGED_S = 30.0
 """How long a worker waits for its engines before it listens: a look at one that does not answer takes 5 s,
 and the events of one that does may take as long as this to be replayed."""
 
+LISTED_S = 10.0
+"""Of this, how long for what lists its engines: time to ask a silent name server twice. Without a list
+nothing can be served, and somebody may ask whether the process is alive."""
+
 INTRODUCED_S = 3.0
 """How long a router looks for others before it begins to learn of its engines by itself."""
 
@@ -202,6 +206,7 @@ class Router:
             total_timeout_s=router.total_timeout_s,
             recorder=self.recorder,
             handover=self.handover,
+            awaited=self.discovery.awaited,
         )
 
     def _listener(self) -> HttpServer:
@@ -266,12 +271,10 @@ class Router:
             raise StackError(f"cannot listen for other routers on {at}: {error.strerror or error}") from error
 
     async def _all_judged(self) -> None:
-        """Wait, within reason, until every engine was looked at: a worker that starts again gets its part of
-        the connections as soon as it listens, and would refuse them while others serve."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(JUDGED_S):
-                while any(_is_unknown(engine) for engine in self.fleet):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+        """Wait, within reason, until every engine was found and looked at: a worker that starts again gets
+        its part of the connections as soon as it listens, and would refuse them while others serve."""
+        await _becomes_false(self.discovery.awaited, LISTED_S)
+        await _becomes_false(lambda: any(map(_is_unknown, self.fleet)), JUDGED_S - LISTED_S)
 
     async def _apply(self, config: AnbarConfig) -> None:
         """Put the parts of a configuration that are live into effect. Raises ConfigError, having changed
@@ -296,7 +299,9 @@ class Router:
         retune_engines(self.fleet, router)
 
     def _discovery_parts(self, caches: Caches, clock: Clock) -> DiscoveryParts:
-        members = Members(MembersParts(self.fleet, self._monitor, self._feed, caches, self._attach))
+        members = Members(
+            MembersParts(self.fleet, self._monitor, self._feed, caches, self._attach, self._drains.left)
+        )
         return DiscoveryParts(
             members=members,
             look_at=look_at,
@@ -395,6 +400,14 @@ class Router:
 def _is_unknown(engine: Engine) -> bool:
     """Whether it was not looked at yet."""
     return engine.health.state is EngineState.STARTING and not engine.health.last_error
+
+
+async def _becomes_false(condition: Callable[[], object], patience_s: float) -> None:
+    """Wait for that, or for `patience_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            while condition():  # noqa: ASYNC110 - what is known of engines are plain values
+                await asyncio.sleep(0.02)
 
 
 def _policy(router: RouterConfig) -> Policy:

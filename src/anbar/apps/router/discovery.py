@@ -56,6 +56,8 @@ class Followed:
     presence: Presence
     answered: bool = False
     """Its source has told once what there is, if only that there is nobody."""
+    settled: bool = False
+    """The fleet has been made so since."""
     last_look_s: float = 0.0
     """Seconds since 1970, as `last_success_s`; 0: never."""
     last_success_s: float = 0.0
@@ -88,6 +90,8 @@ class Discovery:
         self._applying: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
+        self._is_behind = False
+        """Something was found that the fleet was not made of yet."""
         self._attached: dict[EngineId, EngineConfig] = {}
         """Found engines in the fleet."""
 
@@ -129,10 +133,12 @@ class Discovery:
 
     def awaited(self) -> str:
         """Why the router does not know its engines yet; "" when it does."""
-        waiting = [followed for followed in self._followed.values() if not followed.answered]
-        told = [
-            f"{followed.entry.name} ({followed.error or followed.discover.source})" for followed in waiting
-        ]
+        told: list[str] = []
+        for entry in self._entries:
+            followed = self._followed.get(entry.name)
+            if entry.discover is not None and (followed is None or not followed.settled):
+                error = "" if followed is None else followed.error
+                told.append(f"{entry.name} ({error or entry.discover.source})")
         return f"no list of engines yet: {', '.join(told)}" if told else ""
 
     def gauges(self) -> tuple[DiscoveryGauges, ...]:
@@ -186,6 +192,7 @@ class Discovery:
     async def _look(self, followed: Followed) -> float:
         """Look once; returns the seconds until the next time."""
         parts, discover = self._parts, followed.discover
+        before = followed.answered, followed.presence.engines()
         try:
             sighting = await followed.look.look()
             self._succeeded(followed, sighting)
@@ -197,7 +204,9 @@ class Discovery:
         else:
             return sighting.again_s
         finally:
-            self._news.set()
+            self._is_behind |= before != (followed.answered, followed.presence.engines())
+            if self._is_behind or followed.refused:  # what could not be attached may be mended
+                self._news.set()
         retry_s = FIRST_RETRY_S * 2.0 ** min(10, followed.num_failed_in_row - 1)
         return min(discover.look_every_s, retry_s)
 
@@ -238,9 +247,12 @@ class Discovery:
                 async with self._lock:
                     await self._bring(self._entries, "no longer found")
             except Exception as error:  # noqa: BLE001 - the supervisor of what was found
+                self._is_behind = True  # the next look tries again
                 self._parts.emit(SupervisorCaught("discovery", type(error).__name__))
 
     async def _bring(self, entries: Sequence[EngineConfig], why_gone: str) -> None:
+        self._is_behind = False
+        answered = {name for name, followed in self._followed.items() if followed.answered}
         static = [entry for entry in entries if entry.discover is None]
         places = {place_of(entry.url): entry.name for entry in static if entry.url is not None}
         fresh = {
@@ -252,6 +264,7 @@ class Discovery:
             await self._parts.members.apply([*static, *found], why_gone)
             self._attached = attached
         for name, followed in self._followed.items():
+            followed.settled |= name in answered
             self._note(followed, frozenset(EngineId(engine.name) for engine in fresh.get(name, ())))
         self._parts.changed()
 

@@ -1,4 +1,8 @@
-"""Which engines are drained by a call: the same in all routers of an exchange, by the latest word."""
+"""Which engines are drained by a call: the same in all routers of an exchange, by the latest word.
+
+A word is about an engine for as long as that is in the fleet. Once it has left, what comes back under its
+name is another one: nobody would look for a reason why it gets nothing.
+"""
 
 from collections.abc import Callable
 
@@ -36,6 +40,10 @@ class DrainWords:
         for engine in fleet:
             if engine.id == word.engine:
                 set_draining(engine, word.draining, emit, "by an admin call at another router")
+
+    def left(self, engine: str) -> None:
+        """It is not in the fleet any more."""
+        self._latest.pop(engine, None)
 
     def is_drained(self, engine: str) -> bool:
         known = self._latest.get(engine)

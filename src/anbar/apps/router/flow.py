@@ -4,6 +4,7 @@ parse → tokenize → match → decide → forward (`forward.py`) → one event
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -80,6 +81,8 @@ class FlowParts:
     recorder: Recorder
     naming: Naming
     handover: Handover
+    awaited: Callable[[], str] = str
+    """Why it is not known yet which engines there are; "" when it is."""
 
 
 class Audience(NamedTuple):
@@ -283,6 +286,8 @@ class Flow:
             return serving
         if any(engine.health.state is EngineState.STARTING for engine in fleet):
             raise NoEngine(f"no engine that serves {model[:200]!r} has started yet")
+        if self.parts.awaited():
+            raise NoEngine("it is not known yet which engines there are")
         raise unknown_model(model)
 
     @staticmethod

@@ -32,6 +32,8 @@ class MembersParts:
     feed: KvFeed
     caches: Caches
     make: Callable[[EngineConfig], Engine]
+    on_left: Callable[[EngineId], None]
+    """Hears of each engine that is not wanted any more."""
 
 
 class Members:
@@ -62,12 +64,15 @@ class Members:
             before = self._parts.fleet.get(name)
             if before is not None and before not in self._leaving:
                 await self._leave(before, why_gone if name in removed else "its entry has changed")
-        self._entries = wanted
+        for name in removed:
+            self._parts.on_left(name)
         for name, engine in fresh.items():
             before = self._parts.fleet.get(name)
-            engine.draining |= before is not None and before.draining
+            # One that comes back while it still drains has left: only a changed entry stays drained.
+            engine.draining |= name in self._entries and before is not None and before.draining
             self._parts.fleet.put(engine)
             self._parts.monitor.watch(engine, attached(wanted[name]))
+        self._entries = wanted
 
     async def stop(self) -> None:
         """Wait for no engine any more, and close the connections of those that were on their way out."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import dns.asyncresolver
@@ -14,6 +15,7 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S, within
 
 from anbar.adapters.dns import Addresses, Resolver, Service
+from anbar.adapters.dns import resolver as resolver_module
 from anbar.core.errors import LookFailed
 from anbar.core.look import LookFailure
 
@@ -157,6 +159,31 @@ async def test_words_of_a_failure(server: DnsServer) -> None:
         f"A servfail.test.: {place} could not answer: SERVFAIL",
         f"A silent.test.: no answer within 0.2 s from {place}",
     ]
+
+
+async def test_the_systems_servers(
+    server: DnsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is read once, and again when it has changed: another search domain. While it names nobody
+    there is no answer."""
+    path = tmp_path / "resolv.conf"
+    monkeypatch.setattr(resolver_module, "RESOLV_CONF", str(path))
+
+    def write(domain: str) -> None:
+        new = path.with_suffix(".new")
+        new.write_text(f"search {domain}\nnameserver 127.0.0.1\n")
+        new.rename(path)
+
+    server.put("pool.one.test", "A", "10.0.0.1")
+    server.put("pool.two.test", "A", "10.0.0.2")
+    write("one.test")
+    ask = resolver(server)
+    assert (await ask.addresses("pool")).values == ("10.0.0.1",)
+    before = ask._resolver
+    assert (await ask.addresses("pool")).values == ("10.0.0.1",)
+    assert ask._resolver is before
+    write("two.test")
+    assert (await ask.addresses("pool")).values == ("10.0.0.2",)
 
 
 class _Deaf(dns.asyncresolver.Resolver):

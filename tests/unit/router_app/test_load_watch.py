@@ -1,14 +1,17 @@
 """The router's books after what engines say of their load."""
 
-from scripted import engine_at
+import pytest
+from scripted import Connection, answer, engine_at, hang, scripted
 from tests.ports import free_port
+from tests.waiting import until
 
 from anbar.adapters.vllm.load_page import ReportedLoad, parse_load
+from anbar.apps.router import load_watch
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.load import Plan
 from anbar.apps.router.load_watch import LoadWatch
 from anbar.core.clock import ManualClock
-from anbar.core.outcome import Event, LoadCorrected
+from anbar.core.outcome import Event, LoadCorrected, SupervisorCaught
 from anbar.route.load_check import IDLE_S
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -138,3 +141,36 @@ async def test_an_engine_that_cannot_be_asked_is_believed_to_have_what_it_was_se
         await watched.watch._look(watched.engine)
         assert (load.reported, load.strangers.total, load.num_believed) == (None, 0, 1)
     assert not watched.events
+
+
+async def test_one_engine_delays_no_other_and_no_defect_ends_the_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One engine never answers, and one tells what nobody can reckon with: the third is read again and again,
+    the defect is told, and the second is read once its page is good. Then nobody is to be asked: what was
+    known of others is dropped."""
+
+    async def page(connection: Connection) -> None:
+        await answer(pages[0])(connection)
+
+    monkeypatch.setattr(load_watch, "LOOK_TIMEOUT_S", 3600.0)
+    pages = [PAGE.replace(b"800.0", b"1e17").replace(b"2.0\n", b"1e-300\n")]
+    async with scripted(hang) as a, scripted(page) as b, scripted(answer(PAGE)) as c:
+        fleet = Fleet([engine_at(end.port, name) for name, end in zip("abc", (a, b, c), strict=True)])
+        events: list[Event] = []
+        watch = LoadWatch(fleet, ManualClock(), events.append, 0.01)
+        watch.start()
+        try:
+            await until(lambda: len(c.heads) > 3 and len(b.heads) > 3)
+            assert len(a.heads) == 1
+            assert SupervisorCaught("load", "OverflowError") in events
+            pages[0] = PAGE
+            loads = [engine.load for engine in fleet]
+            await until(lambda: [load.strangers.total for load in loads] == [0, 9, 9])
+            await a.stop()
+            watch.interval_s = 0.0
+            await until(lambda: [load.strangers.total for load in loads] == [0, 0, 0])
+        finally:
+            await watch.stop()
+            for engine in fleet:
+                engine.pool.close()

@@ -343,6 +343,8 @@ async def test_figures_of_running_parts(site: Site) -> None:
                 "idempotency_window_s": 8.0,
                 "idempotency_max_bytes": 4096,
                 "prefix": {"max_age_s": 33.0},
+                "continue_streams": False,
+                "load_check_interval_s": 3600.0,
             }
             kept = router.flow.parts.budget, router.flow.parts.idempotency, router.fleet["a"].breaker
             site.write({"a": engine.port}, **figures)
@@ -354,4 +356,6 @@ async def test_figures_of_running_parts(site: Site) -> None:
             assert breaker.config == BreakerConfig(7, 2.5)
             assert parts.idempotency.config == IdempotencyConfig(8.0, 4096)
             assert parts.admission == AdmissionConfig(9, 1.5)
+            assert (parts.continues, router.flow._forwarder._continues) == (False, False)
+            assert router._loads.interval_s == 3600.0
             assert (parts.standing.max_ejected_share, parts.caches.max_age_s) == (0.25, 33.0)

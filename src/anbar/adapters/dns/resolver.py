@@ -5,6 +5,7 @@ tell a name that is not there from a server that does not answer: so this goes b
 """
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ import dns.resolver
 from anbar.core.errors import ConfigError, LookFailed
 from anbar.core.look import LookFailure
 
+RESOLV_CONF = "/etc/resolv.conf"
 LIFETIME_S = 5.0
 """For one question, all servers and tries together."""
 NUM_AT_ONCE = 16
@@ -55,8 +57,8 @@ class Services:
 
 
 class Resolver:
-    """Asks `servers` (addresses and ports, in this order), or those of /etc/resolv.conf, which is read anew
-    each time. A name without a dot at its end is looked for in that file's search domains too.
+    """Asks `servers` (addresses and ports, in this order), or those of /etc/resolv.conf, which is read again
+    when it has changed. A name without a dot at its end is looked for in that file's search domains too.
 
     Raises ConfigError when there is nobody to ask.
     """
@@ -64,7 +66,8 @@ class Resolver:
     def __init__(self, servers: Sequence[tuple[str, int]] = (), lifetime_s: float = LIFETIME_S) -> None:
         self._servers = tuple(servers)
         self._lifetime_s = lifetime_s
-        self._made()
+        self._read_as = _signature()
+        self._resolver = self._made()
 
     async def addresses(self, name: str, *, v6: bool = False) -> Addresses:
         """The A or AAAA records of a name. Raises LookFailed."""
@@ -122,7 +125,7 @@ class Resolver:
         asked = f"{kind.name} {name}"
         try:
             try:
-                return await self._made().resolve(name, kind, search=True, lifetime=self._lifetime_s)
+                return await self._current().resolve(name, kind, search=True, lifetime=self._lifetime_s)
             finally:
                 _heed_cancellation()
         except dns.resolver.NXDOMAIN as error:
@@ -136,9 +139,17 @@ class Resolver:
             text = f"{asked}: {self._asked()} could not answer: {_reason(error)}"
             raise LookFailed(LookFailure.SERVER, text) from error
 
+    def _current(self) -> dns.asyncresolver.Resolver:
+        """With the servers and search domains of now: to read the file for each question would hold up the
+        event loop."""
+        now = _signature()
+        if now != self._read_as:
+            self._resolver, self._read_as = self._made(), now
+        return self._resolver
+
     def _made(self) -> dns.asyncresolver.Resolver:
         try:
-            made = dns.asyncresolver.Resolver()
+            made = dns.asyncresolver.Resolver(RESOLV_CONF)
         except dns.resolver.NoResolverConfiguration as error:
             if not self._servers:
                 raise ConfigError(
@@ -153,6 +164,15 @@ class Resolver:
         if not self._servers:
             return "the servers of /etc/resolv.conf"
         return ", ".join(f"{host} port {port}" for host, port in self._servers)
+
+
+def _signature() -> tuple[int, int, int] | None:
+    """Of /etc/resolv.conf: inode, size and time of change in ns; None: there is none."""
+    try:
+        found = os.stat(RESOLV_CONF)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _heed_cancellation() -> None:

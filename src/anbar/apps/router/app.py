@@ -292,9 +292,10 @@ class Router:
             self.handover.setup = split_setup(router, _policy(router))
         elif router.split != before.router.split:
             self.handover.setup = split_setup(router, self.handover.setup.policy)
-        self.flow.parts = retuned(replace(self.flow.parts, policy=policy), router)
+        self.flow.retune(retuned(replace(self.flow.parts, policy=policy), router))
         self._name_targets()
         self._monitor.interval_s = router.health_interval_s
+        self._loads.interval_s = router.load_check_interval_s
         self._server.limits = server_limits(router)
         retune_engines(self.fleet, router)
 

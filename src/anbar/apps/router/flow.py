@@ -101,21 +101,8 @@ class Flow:
 
     def __init__(self, parts: FlowParts) -> None:
         self.parts = parts
-        """May be replaced at any time, also while requests run."""
         self._matched: tuple[RouteQuery | None, Matched] = None, Matched()
-        self._forwarder = Forwarder(
-            ForwardParts(
-                parts.fleet,
-                parts.caches,
-                parts.check,
-                parts.emit,
-                parts.clock,
-                parts.standing,
-                parts.budget,
-                parts.prompts,
-                parts.continues,
-            )
-        )
+        self._forwarder = _forwarder(parts)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -124,6 +111,10 @@ class Flow:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         exchange.on_gone = task.cancel
+
+    def retune(self, parts: FlowParts) -> None:
+        """Go on with other parts, also while requests run; those that were sent end with the old ones."""
+        self.parts, self._forwarder = parts, _forwarder(parts)
 
     async def stop(self) -> None:
         """Give up what still runs."""
@@ -341,3 +332,19 @@ class Flow:
         if refused_s:
             raise overloaded(refused_s)
         return route, matched
+
+
+def _forwarder(parts: FlowParts) -> Forwarder:
+    return Forwarder(
+        ForwardParts(
+            parts.fleet,
+            parts.caches,
+            parts.check,
+            parts.emit,
+            parts.clock,
+            parts.standing,
+            parts.budget,
+            parts.prompts,
+            parts.continues,
+        )
+    )

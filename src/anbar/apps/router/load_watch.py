@@ -15,48 +15,71 @@ from anbar.core.outcome import Emit, LoadCorrected, SupervisorCaught
 from anbar.route.load_check import NO_STRANGERS, IdleStep, LoadCheck
 
 LOOK_TIMEOUT_S = 5.0
+OFF_S = 1.0
+"""Between two looks whether engines are to be asked, while they are not."""
 
 
 class LoadWatch:
-    """Looks at every engine of the fleet that is ready, every `interval_s` seconds; 0: never."""
+    """Looks at every engine of the fleet that is ready, every `interval_s` seconds; 0: never. One that has
+    not answered yet is not asked again, and delays no other."""
 
     def __init__(self, fleet: Fleet, clock: Clock, emit: Emit, interval_s: float) -> None:
         self._fleet = fleet
         self._clock = clock
         self._emit = emit
-        self._interval_s = interval_s
+        self.interval_s = interval_s
+        """May be changed at any time."""
         self._checks: dict[Engine, LoadCheck] = {}
+        self._looks: dict[Engine, asyncio.Task[None]] = {}
+        """Those under way."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        if self._interval_s:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._looks.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            engines = list(self._fleet)
-            self._checks = {engine: self._checks.get(engine, LoadCheck()) for engine in engines}
-            await asyncio.gather(*map(self._look, engines))
-            await asyncio.sleep(self._interval_s)
+            if self.interval_s:
+                engines = list(self._fleet)
+                self._checks = {engine: self._checks.get(engine, LoadCheck()) for engine in engines}
+                for engine in engines:
+                    if engine not in self._looks:
+                        self._looks[engine] = loop.create_task(self._look(engine))
+            elif not self._looks:
+                self._forget()
+            await asyncio.sleep(self.interval_s or OFF_S)
+
+    def _forget(self) -> None:
+        """Nobody is asked any more: all load is ours."""
+        for engine in self._checks:
+            self.take(engine, None, (0, 0))
+        self._checks = {}
 
     async def _look(self, engine: Engine) -> None:
         load = engine.load
-        before = load.num_believed, len(load.queue)
-        told = None
         try:
-            if engine.is_ready:
-                page = await fetch(engine.pool, "/metrics", headers=engine.auth, timeout_s=LOOK_TIMEOUT_S)
-                told = parse_load(page.body) if page.status == 200 else None
-        except UpstreamError:
-            pass  # whether an engine serves is the monitor's matter
+            before = load.num_believed, len(load.queue)
+            self.take(engine, await self._told(engine), before)
         except Exception as error:  # noqa: BLE001 - the supervisor of the looks at one engine
             self._emit(SupervisorCaught("load", type(error).__name__))
-        self.take(engine, told, before)
+        finally:
+            self._looks.pop(engine, None)
+
+    async def _told(self, engine: Engine) -> ReportedLoad | None:
+        if not engine.is_ready:
+            return None
+        try:
+            page = await fetch(engine.pool, "/metrics", headers=engine.auth, timeout_s=LOOK_TIMEOUT_S)
+        except UpstreamError:
+            return None  # whether an engine serves is the monitor's matter
+        return parse_load(page.body) if page.status == 200 else None
 
     def take(self, engine: Engine, told: ReportedLoad | None, before: tuple[int, int]) -> None:
         """Take in a reading, None when there was none. `before`: requests that the engine was believed to

@@ -46,6 +46,8 @@ LIVE = frozenset(
         "router.slo_ttft_s",
         "router.idempotency_window_s",
         "router.idempotency_max_bytes",
+        "router.continue_streams",
+        "router.load_check_interval_s",
     )
 )
 """Keys, each with all below it, that apply to a running router."""
@@ -59,8 +61,6 @@ RESTART = frozenset(
         "router.workers",
         "router.peers",
         "router.exchange",
-        "router.continue_streams",
-        "router.load_check_interval_s",
         "router.index_max_blocks",
         "router.record",
         "router.explain",

@@ -26,6 +26,7 @@ def retuned(parts: FlowParts, router: RouterConfig) -> FlowParts:
         parts,
         admission=AdmissionConfig(router.max_waiting, router.slo_ttft_s),
         client_kv=ClientKv(router.client_kv_fields.value),
+        continues=router.continue_streams,
         total_timeout_s=router.total_timeout_s,
         session_header=router.session.header.encode(),
     )

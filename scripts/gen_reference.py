@@ -105,7 +105,8 @@ def configuration() -> str:
 def metrics() -> str:
     """Every metric of the router, and the shared tier's in the engines."""
     registry = CollectorRegistry()
-    RouterMetrics(registry, lambda: FleetGauges((a_gauge(),), 0, 0, 0, 0, 0, 0, 0, False, 1, False, 0))
+    fleet = FleetGauges((a_gauge(),), 0, 0, 0, 0, 0, 0, 0, False, 1, False, 0)
+    RouterMetrics(registry, lambda: fleet, lambda: 0.0)
     parts = [
         "# Metrics",
         "",

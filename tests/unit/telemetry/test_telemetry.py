@@ -2,12 +2,16 @@
 
 import io
 import json
+from dataclasses import replace as gauges_replace
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from anbar.adapters.telemetry import EventLog, RouterMetrics
+from anbar.adapters.telemetry.gone_engines import KEPT_S
+from anbar.core.clock import ManualClock
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId, RequestId
 from anbar.core.outcome import (
@@ -21,9 +25,11 @@ from anbar.core.outcome import (
     KvStreamGap,
     KvStreamRestarted,
     Outcome,
+    PrefillEnded,
     RequestFinished,
     RequestMalformed,
     SupervisorCaught,
+    TrustChanged,
 )
 
 E0 = EngineId("e0")
@@ -77,7 +83,7 @@ def samples(metrics: RouterMetrics) -> dict[str, float]:
 
 
 def metrics() -> RouterMetrics:
-    return RouterMetrics(CollectorRegistry(), lambda: GAUGES)
+    return RouterMetrics(CollectorRegistry(), lambda: GAUGES, lambda: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,50 @@ def test_event_moves_its_metric(event: Event, moved: str) -> None:
     page.on(event)
     page.on(event)
     assert samples(page)[moved] == 2
+
+
+def test_series_of_an_engine_end_after_it_has_left() -> None:
+    """It is gone: its series stay for ten minutes, then all of them end, and those of another engine, of the
+    fleet and of requests without an engine do not. One that comes back in time is not forgotten; one that
+    comes back later counts from zero."""
+    clock, left = ManualClock(), EngineId("left")
+    stays = gauges_replace(GAUGES.engines[0], num_reported=3)  # NaN is not equal to itself
+    present = [stays, gauges_replace(stays, engine=left)]
+    page = RouterMetrics(
+        CollectorRegistry(), lambda: gauges_replace(GAUGES, engines=tuple(present)), clock.now_s
+    )
+    none = replace(FINISHED, engine=None, outcome=Outcome.NO_ENGINE)
+    for event in (
+        FINISHED,
+        replace(FINISHED, engine=left),
+        none,
+        AttemptFailed(left, AttemptFailure.TIMEOUT),
+        PrefillEnded(left, "computed", 1.0),
+        TrustChanged(left, "precise", "rebuilding", 0.5),
+    ):
+        page.on(event)
+    before = {name for name in samples(page) if "engine=left" in name}
+    own = present.pop()
+    clock.advance(1.0)
+    gone = samples(page)
+    assert {name for name in gone if "engine=left" in name} < before
+    clock.advance(KEPT_S - 1.0)
+    present.append(own)
+    samples(page)
+    present.pop()
+    samples(page)
+    clock.advance(KEPT_S - 1.0)
+    assert samples(page) == gone
+    clock.advance(1.0)
+    kept = samples(page)
+    assert kept == {name: value for name, value in gone.items() if "engine=left" not in name}
+    assert any("engine=," in name for name in kept)
+    present.append(own)
+    page.on(replace(FINISHED, engine=left))
+    (again,) = (
+        value for name, value in samples(page).items() if "requests_total" in name and "engine=left" in name
+    )
+    assert again == 1
 
 
 def test_tokens_are_counted_and_drift_shows() -> None:

@@ -100,7 +100,13 @@ class RequestMetrics:
         )
         self._spreads = [Spreads(name, text, LABELS, bounds) for name, (text, bounds) in _SPREADS.items()]
         self._tokens = [Counts(name, text, LABELS) for name, text in _TOKENS.items()]
-        for family in (self._requests, self._e2e, *self._spreads, *self._tokens):
+        self._families: tuple[Counts | Spreads, ...] = (
+            self._requests,
+            self._e2e,
+            *self._spreads,
+            *self._tokens,
+        )
+        for family in self._families:
             registry.register(family)
         self._models: set[str] = set()
         self._counts: dict[tuple[str, str, str, bool, int, Outcome], Count] = {}
@@ -125,6 +131,17 @@ class RequestMetrics:
             of.ttft.observe(event.ttft_s)
             _gaps(event, of)
         _compare(event, of)
+
+    def values(self, label: str) -> set[str]:
+        """As `Family.values`, of all of them."""
+        return {value for family in self._families for value in family.values(label)}
+
+    def forget(self, label: str, value: str) -> None:
+        """As `Family.forget`; what is kept at hand is found anew."""
+        for family in self._families:
+            family.forget(label, value)
+        self._counts.clear()
+        self._children.clear()
 
     def label_of(self, model: str) -> str:
         """`model`, or what stands for all beyond the first `MAX_MODELS`."""

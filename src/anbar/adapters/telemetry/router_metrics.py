@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from anbar.adapters.telemetry import discovery_metrics, self_check_metrics
+from anbar.adapters.telemetry.gone_engines import GoneEngines, PerEngine
 from anbar.adapters.telemetry.request_metrics import RequestMetrics
 from anbar.adapters.telemetry.tallies import Counts, Spreads
 from anbar.core.fleet import EngineState
@@ -162,16 +163,22 @@ def _totals(fleet: FleetGauges) -> tuple[float, ...]:
 
 
 class RouterMetrics:
-    """Subscribes with `on`; `render` is the page that Prometheus reads."""
+    """Subscribes with `on`; `render` is the page that Prometheus reads. `now_s` never goes back."""
 
-    def __init__(self, registry: CollectorRegistry, look: Callable[[], FleetGauges]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, look: Callable[[], FleetGauges], now_s: Callable[[], float]
+    ) -> None:
         self._registry = registry
+        self._look = look
+        self._gone = GoneEngines(now_s)
+        self._families: list[PerEngine] = []
         registry.register(_FleetCollector(look))
 
         self._declare_counters()
         self._declare_retries()
-        self._trust = self_check_metrics.trust_counter(registry)
+        self._trust = self._registered(self_check_metrics.trust_counter())
         self._of_requests = RequestMetrics(registry)
+        self._families.append(self._of_requests)
         self._tokenize = Spreads(
             "anbar_router_tokenize_seconds",
             "From handing a prompt to the tokenizer threads to its tokens.",
@@ -182,6 +189,7 @@ class RouterMetrics:
 
     def render(self) -> bytes:
         """The metrics page, in Prometheus' text format."""
+        self._gone.sweep(self._families, {engine.engine for engine in self._look().engines})
         return generate_latest(self._registry)
 
     def on(self, event: Event) -> None:
@@ -215,6 +223,7 @@ class RouterMetrics:
 
     def _registered(self, family: Counts) -> Counts:
         self._registry.register(family)
+        self._families.append(family)
         return family
 
     def _declare_counters(self) -> None:
@@ -285,6 +294,7 @@ class RouterMetrics:
             PREFILL_BUCKETS_S,
         )
         self._registry.register(self._prefills)
+        self._families.append(self._prefills)
         self._replays = counter(
             "anbar_router_idempotent_replays_total", "Repeated requests that got the first one's answer.", ()
         )

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from anbar.adapters.telemetry.tallies import Counts
 from anbar.core.outcome import FleetGauges
 
 
@@ -41,12 +41,11 @@ def families(fleet: FleetGauges) -> Iterator[Metric]:
     yield from (mode, checked, rebuilds, tokens)
 
 
-def trust_counter(registry: CollectorRegistry) -> Counter:
+def trust_counter() -> Counts:
     """Moved by `TrustChanged`."""
-    return Counter(
+    return Counts(
         "anbar_router_trust_changes_total",
         "Times the index of an engine was found wrong (rebuilding), built anew (comparing), agreed again "
         "(precise).",
         ("engine", "trust"),
-        registry=registry,
     )

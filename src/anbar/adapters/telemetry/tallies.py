@@ -6,9 +6,12 @@ are moved by one event loop and read by it. They are registered and exposed like
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+_Child = TypeVar("_Child")
 
 
 class Count:
@@ -46,12 +49,35 @@ class Spread:
         self.total += total
 
 
-class Counts(Collector):
-    """A family of counters, one for each set of labels."""
+class Family(Collector, Generic[_Child]):
+    """What is counted apart for each set of labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._describe = name, text, tuple(labels)
-        self._children: dict[tuple[str, ...], Count] = {}
+        self._children: dict[tuple[str, ...], _Child] = {}
+
+    def values(self, label: str) -> set[str]:
+        """The values that a label has; none if there is no such label."""
+        place = self._place(label)
+        return set() if place is None else {values[place] for values in self._children}
+
+    def forget(self, label: str, value: str) -> None:
+        """Drop all that has this value. A caller that keeps a child of it moves it in vain."""
+        place = self._place(label)
+        if place is not None:
+            for values in [values for values in self._children if values[place] == value]:
+                del self._children[values]
+
+    def _place(self, label: str) -> int | None:
+        labels = self._describe[2]
+        return labels.index(label) if label in labels else None
+
+
+class Counts(Family[Count]):
+    """A family of counters, one for each set of labels."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        super().__init__(name, text, labels)
         if not labels:
             self.labels()
 
@@ -70,13 +96,12 @@ class Counts(Collector):
         yield family
 
 
-class Spreads(Collector):
+class Spreads(Family[Spread]):
     """A family of histograms, one for each set of labels. `bounds` ascend; above them there is one more."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        self._describe = name, text, tuple(labels)
+        super().__init__(name, text, labels)
         self._bounds = bounds
-        self._children: dict[tuple[str, ...], Spread] = {}
 
     def labels(self, *values: str) -> Spread:
         """As `Counts.labels`."""

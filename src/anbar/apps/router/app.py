@@ -110,7 +110,7 @@ class Router:
         clock = SystemClock()
         self._log = EventLog(sink, time.time, _soon)
         self._log.about = b"" if worker is None else b',"worker":%d' % worker.place
-        self._metrics = RouterMetrics(CollectorRegistry(), self.look)
+        self._metrics = RouterMetrics(CollectorRegistry(), self.look, clock.now_s)
         self._priors = Priors()
         self._told = Told() if is_shared(router, worker) else None
         self._drains = DrainWords(time.time, self._tell)

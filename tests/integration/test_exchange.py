@@ -108,7 +108,7 @@ async def test_a_late_router_has_the_index_of_its_sibling(tokenizer_dir: Path, s
 
 async def test_a_choice_is_explained_by_whichever_router_is_asked(setup: Setup) -> None:
     """Requests come to one router, the questions to the other: it shows what that one has kept, and its own;
-    an id that none of them knows is 404."""
+    an id that none of them knows is 404, a format that is none is 400 at both."""
     async with engines_of(setup) as engines, siblings_of(setup, engines) as (a, b):
         for place, each in enumerate((a, b)):
             headers = {"x-request-id": f"asked-{place}"}
@@ -119,6 +119,9 @@ async def test_a_choice_is_explained_by_whichever_router_is_asked(setup: Setup) 
         latest = (await a.get("/admin/explain")).json["requests"]
         assert [one["request_id"] for one in latest[:2]] == ["asked-1", "asked-0"]
         assert (await a.get("/admin/explain/nobody")).status == 404
+        for asked in ("asked-0", "asked-1", "nobody"):
+            wrong = await b.get(f"/admin/explain/{asked}?format=xml")
+            assert (wrong.status, wrong.json["error"]["param"]) == (400, "format")
 
 
 async def test_machines_find_each_other_by_address_and_secret(setup: Setup) -> None:

@@ -22,6 +22,7 @@ one is dropped when the younger has a third of the capacity, so the third that w
 and placing and forgetting a prompt are each one step. A block's newest placement stands for it.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
@@ -63,7 +64,7 @@ class Placement:
         """The prompt is computed."""
         self.at_s = now_s
         if self.last_block is not None:
-            self._engine.doubted.append(self)
+            self._engine.doubt(self)
 
     def failed(self) -> None:
         """The engine did not serve it; no effect once there was a first byte."""
@@ -84,8 +85,14 @@ class _Engine:
     block_size: int
     young: dict[ChainHash, Placement] = field(default_factory=dict)
     old: dict[ChainHash, Placement] = field(default_factory=dict)
-    doubted: list[Placement] = field(default_factory=list)
-    """Those past their first byte that no event has proven yet."""
+    doubted: deque[Placement] = field(default_factory=deque)
+    """Those past their first byte that no event has proven yet, the oldest first."""
+
+    def doubt(self, placement: Placement) -> None:
+        """An engine that tells nothing proves nothing: what is too old to be believed in goes here, too."""
+        while self.doubted and self.doubted[0].at_s < placement.at_s - DOUBT_S:
+            self.doubted.popleft()
+        self.doubted.append(placement)
 
 
 class Placements:
@@ -180,7 +187,7 @@ class Placements:
         known = self._engines.get(engine)
         if known is None or not known.doubted:
             return
-        doubted = []
+        doubted = deque[Placement]()
         for placement in known.doubted:
             assert placement.last_block is not None, "a prompt without blocks has nothing to prove"
             placement.proven = holds(placement.last_block)

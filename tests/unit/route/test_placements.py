@@ -155,6 +155,23 @@ def test_events_end_the_doubt() -> None:
     assert placements.match(prompt, [A], 1.0, 0.0) == {A: unproven(4)}
 
 
+def test_what_nothing_proves_is_forgotten() -> None:
+    """Of an engine whose events never come, prompts past their first byte are kept for two seconds, and no
+    longer: a router that only hears of others' requests takes in no events of its own."""
+    placements, prompt = attached(), query([1] * 6)
+    last = prompt_chain("m", prompt, 2)[-1]
+    for second in range(1000):
+        placements.send(A, prompt).first_byte(float(second))
+    looked_at: list[ChainHash] = []
+
+    def holds(block: ChainHash) -> bool:
+        looked_at.append(block)
+        return False
+
+    placements.prove(A, holds, 999.0)
+    assert looked_at == [last] * 3
+
+
 def test_a_request_that_failed_counts_no_more() -> None:
     """An engine that did not serve it need not have it; one whose client went away may, for two seconds."""
     placements, prompt = attached(), query([1] * 6)

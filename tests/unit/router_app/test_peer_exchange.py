@@ -1,6 +1,6 @@
 """Between routers: what a slow reader gets, what a stranger gets, and which configurations are refused."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ from tests.waiting import until, within
 from anbar.adapters.peers.channel import LARGE_BYTES, Channel
 from anbar.adapters.peers.connect import LOST, Address, Local, Remote, dialled
 from anbar.apps.router.changes import Anew, Drains, Placed, decode
-from anbar.apps.router.exchange import ExchangeParts, Hello, PeerExchange, Welcome
+from anbar.apps.router.exchange import Answers, ExchangeParts, Hello, PeerExchange, Welcome
 from anbar.apps.router.exchange_setup import Addresses, is_shared, listens_at, ports_of, secret_of
 from anbar.apps.router.sharing import PeerShare, Told, packed
 from anbar.apps.router.worker import Worker
@@ -25,7 +25,7 @@ A = EngineId("a")
 PROMPT = QueuedPrompt(PrefillWork(1, 1), 0.1, True)
 
 
-def exchange_at(path: Path, told: Told) -> PeerExchange:
+def exchange_at(path: Path, told: Told, answers: Mapping[str, Answers] | None = None) -> PeerExchange:
     async def nobody() -> Sequence[Address]:
         return ()
 
@@ -41,7 +41,7 @@ def exchange_at(path: Path, told: Told) -> PeerExchange:
         on_drains=lambda word: None,
         emit=lambda event: None,
     )
-    return PeerExchange(parts, {})
+    return PeerExchange(parts, answers or {})
 
 
 async def follow(channel: Channel, version: int = 1) -> Welcome:

@@ -176,7 +176,7 @@ class Router:
         )
         own = Own(self.fleet, self._feed, self.explanations, self._metrics.render)
         exchange = PeerExchange(parts, {**answers_of(own), **self._idempotency.answers()})
-        self._together = Together(exchange, own, worker.parent if worker is not None else None)
+        self._together = Together(exchange, own, worker.parent if worker is not None else None, self.emit)
         self._feed.siblings = self._together.snapshot
         return exchange
 

@@ -12,6 +12,8 @@ from anbar.apps.router.engine_admin import set_draining
 from anbar.apps.router.sharing import Tell
 from anbar.core.outcome import Emit
 
+LATER_S = 1e-3
+
 
 class DrainWords:
     """`wall_s` gives seconds since 1970: the machines' clocks decide between words of several machines."""
@@ -27,7 +29,10 @@ class DrainWords:
 
     def told(self, engine: Engine) -> None:
         """Somebody has drained an engine here, or ended that."""
-        word = Drains(engine.id, engine.draining, self._wall_s())
+        known, at_s = self._latest.get(engine.id), self._wall_s()
+        if known is not None:  # it comes after what was heard, also where another machine's clock is ahead
+            at_s = max(at_s, known.at_s + LATER_S)
+        word = Drains(engine.id, engine.draining, at_s)
         self._latest[engine.id] = word
         self._tell(word)
 

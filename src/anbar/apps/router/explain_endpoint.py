@@ -38,6 +38,7 @@ class ExplainEndpoint:
     def one(self, exchange: Exchange) -> Answer:
         """One request, or several that had the same id."""
         must_be_local(exchange.request)
+        _wants_text(exchange.request)  # a format that is none is wrong whether there is a page or not
         page = self.explanations(self.asked(exchange.request))
         if not page.requests:
             raise self._not_kept(page.request_id)

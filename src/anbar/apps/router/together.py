@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from anbar.adapters.http.message import Answer
+from anbar.adapters.http.message import Answer, error_answer
 from anbar.adapters.http.server import Exchange
 from anbar.adapters.peers.channel import Channel
 from anbar.adapters.peers.connect import Local
@@ -17,14 +17,23 @@ from anbar.apps.router.engine import Fleet
 from anbar.apps.router.exchange import Answers, PeerExchange
 from anbar.apps.router.explain_endpoint import MAX_LISTED, ExplainEndpoint
 from anbar.apps.router.explain_page import Explanations, LastRequests
+from anbar.apps.router.failures import internal
 from anbar.apps.router.kv import KvFeed
+from anbar.core.errors import RequestError
 from anbar.core.ids import EngineId
+from anbar.core.outcome import Emit, SupervisorCaught
 
 METRICS, EXPLAIN, LAST, POSITION, SNAPSHOT = "metrics", "explain", "last", "position", "snapshot"
 POSITION_S = 2.0
 """How long an engine waits to be told which sibling knows it."""
 SNAPSHOT_S = 10.0
 _EXPLAIN_PATH = b"/admin/explain"
+_NO_METRICS = RequestError(
+    "The workers' parent does not answer: one worker's own numbers would look as if all had begun anew.",
+    status=503,
+    kind="server_error",
+    code="no_metrics",
+)
 _encode = msgspec.msgpack.encode
 _T = TypeVar("_T")
 
@@ -64,13 +73,14 @@ def answers_of(own: Own) -> Mapping[str, Answers]:
 
 
 class Together:
-    """Asks the others. `parent` is the socket of the process that has the metrics of all workers; None: this
-    router has its own."""
+    """Asks the others. `parent` is the socket of the process that has the metrics of all workers; None, or
+    not there: this router has its own."""
 
-    def __init__(self, exchange: PeerExchange, own: Own, parent: Path | None) -> None:
+    def __init__(self, exchange: PeerExchange, own: Own, parent: Path | None, emit: Emit) -> None:
         self._exchange = exchange
         self._own = own
         self._parent = parent
+        self._emit = emit
         self._tasks: set[asyncio.Task[None]] = set()
 
     def takes(self, exchange: Exchange) -> bool:
@@ -78,13 +88,19 @@ class Together:
         path, method = exchange.request.path, exchange.request.method
         if method not in (b"GET", b"HEAD"):
             return False
-        return path.startswith(_EXPLAIN_PATH) or (path == b"/metrics" and self._parent is not None)
+        has_parent = self._parent is not None and self._parent.exists()
+        return path.startswith(_EXPLAIN_PATH) or (path == b"/metrics" and has_parent)
 
     def start(self, exchange: Exchange, own: Answer, reply: Callable[[Exchange, Answer], None]) -> None:
         """Answer it in a task; `own` is what this router alone would say."""
 
         async def run() -> None:
-            reply(exchange, await self._answer(exchange, own) if own.status in (200, 404) else own)
+            try:
+                answer = await self._answer(exchange, own) if own.status in (200, 404) else own
+            except Exception as error:  # noqa: BLE001 - the supervisor of an answer of several routers
+                self._emit(SupervisorCaught("endpoint", type(error).__name__))
+                answer = internal(())
+            reply(exchange, answer)
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
@@ -108,7 +124,7 @@ class Together:
     async def _metrics(self, own: Answer) -> Answer:
         assert self._parent is not None, "a router alone is not asked"
         page = await self._exchange.ask(Local(self._parent), METRICS, b"")
-        return Answer(200, page, own.headers) if page is not None else own
+        return Answer(200, page, own.headers) if page is not None else error_answer(_NO_METRICS)
 
     async def _last(self) -> LastRequests:
         own = self._own.explain.latest()

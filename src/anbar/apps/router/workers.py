@@ -31,6 +31,8 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
 """A worker that ran so long starts again without a pause of history."""
+METRICS_S = 2.0
+"""A worker that hangs counts as it last did: in less than whoever asked us waits for the answer."""
 MARGIN_S = 5.0
 """What workers get to end beyond their time to drain."""
 
@@ -69,7 +71,8 @@ class Workers:
             await asyncio.wait((ending, *keepers), return_when=asyncio.FIRST_COMPLETED)
             if not self._is_over.is_set():
                 self.stop()
-            await asyncio.wait(keepers, timeout=self._plan.drain_timeout_s + MARGIN_S)
+            _, late = await asyncio.wait(keepers, timeout=self._plan.drain_timeout_s + MARGIN_S)
+            self._code = max(self._code, 1 if late else 0)
         finally:
             ending.cancel()
             for process in self._running.values():
@@ -80,6 +83,9 @@ class Workers:
             await asyncio.gather(ending, *keepers, return_exceptions=True)
             await self._exchange.stop()
             await asyncio.gather(*(process.wait() for process in self._running.values()))
+        for keeper in keepers:
+            if not keeper.cancelled():
+                keeper.result()
         return self._code
 
     def stop(self) -> None:
@@ -101,10 +107,11 @@ class Workers:
 
     async def _metrics(self, channel: Channel, body: bytes) -> None:
         """Answer with the metrics of all workers; one that does not answer counts as it last did."""
-        places = list(self._running)
-        asked = (self._exchange.ask(Local(self._worker(place).socket), METRICS, b"") for place in places)
-        for place, page in zip(places, await asyncio.gather(*asked), strict=True):
-            if page is not None and place in self._running:
+        running = dict(self._running)
+        sockets = (Local(self._worker(place).socket) for place in running)
+        asked = (self._exchange.ask(socket, METRICS, b"", METRICS_S) for socket in sockets)
+        for (place, process), page in zip(running.items(), await asyncio.gather(*asked), strict=True):
+            if page is not None and self._running.get(place) is process:  # and not its successor
                 self._page.heard(place, page)
         channel.send(self._page.render())
 
@@ -116,9 +123,14 @@ class Workers:
         worker, has_served, pause_s = self._worker(place), False, FIRST_PAUSE_S
         while not self._is_over.is_set():
             begin_s = time.monotonic()
-            code = await self._run_once(worker)
+            try:
+                code = await self._run_once(worker)
+            except OSError as error:  # no memory, no process or no file to be had at this moment
+                self._log.line("worker_not_started", {"place": place, "error": str(error)})
+                code = 1
             if self._is_over.is_set():
-                self._code = max(self._code, code)
+                was_cut = code < 0 and worker.serves.exists()
+                self._code = max(self._code, code, 1 if was_cut else 0)
                 return
             has_served = has_served or worker.serves.exists()
             if not has_served:

@@ -35,7 +35,9 @@ async def members_of(router: Router) -> AsyncIterator[Members]:
     with ThreadPoolExecutor(1) as executor:
         probe = TokenProbe(Prompts(executor), executor, emit)
         watched = MonitorParts(caches, router.feed, probe, executor, emit, clock, CacheSetup(), 1.0)
-        parts = MembersParts(fleet, Monitor(watched), router.feed, caches, lambda entry: router.engine)
+        parts = MembersParts(
+            fleet, Monitor(watched), router.feed, caches, lambda entry: router.engine, lambda engine: None
+        )
         members = Members(parts)
         try:
             yield members

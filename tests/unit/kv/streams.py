@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from anbar.adapters.vllm.kv_events import KvSubscriber, SubscriberTiming
@@ -74,7 +74,10 @@ def subscriber(
     *,
     replay: bool = True,
     timing: SubscriberTiming = PATIENT,
+    backlog_bytes: int | None = None,
     begin: StreamPosition | None = None,
 ) -> KvSubscriber:
+    if backlog_bytes is not None:
+        timing = replace(timing, backlog_bytes=backlog_bytes)
     address = f"ipc://{folder}/replay" if replay else None
     return KvSubscriber(ENGINE, f"ipc://{folder}/events", address, sink, timing=timing, begin=begin)

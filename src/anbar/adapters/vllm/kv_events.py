@@ -23,6 +23,8 @@ sends a batch before it puts it into the replay buffer, so a replay asked for af
   then on the stream is *partial*: what it says is true, but blocks that were announced before are unknown.
   That ends with the engine's next life, which is followed from its first batch, or when the sink says by
   `proven` that nothing from before is left.
+- *Overload.* What was received and not yet read is bounded in bytes. Once that is full, what comes is
+  dropped until all before it was read; then one replay fetches what was dropped.
 - *Position.* A sink that was told by another one what happened up to a batch `n` lets the stream begin
   there: the replay begins with `n`, and must have the same bytes, else the engine has begun a new life.
 - Without a replay address nothing can be compared: every new handshake counts as a restart.
@@ -41,6 +43,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from anbar.adapters.vllm.kv_backlog import Backlog
 from anbar.adapters.vllm.kv_sequence import SequenceLog, StreamPosition, Verdict
 from anbar.adapters.vllm.kv_wire import (
     END_SEQ,
@@ -78,7 +81,7 @@ class KvSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SubscriberTiming:
-    """Seconds; the defaults fit engines on one network."""
+    """Seconds, unless it says otherwise; the defaults fit engines on one network."""
 
     poll_s: float = 0.25
     """How soon a new connection, or a call of `resync`, is noticed while nothing is published."""
@@ -92,6 +95,8 @@ class SubscriberTiming:
     reconnect_s: float = 0.5
     """Longest pause between two tries to connect. An engine that comes back is followed this much later at
     most, and a connection that nobody accepts costs next to nothing."""
+    backlog_bytes: int = 32 * 2**20
+    """What may wait to be taken in, beside what waits in the socket."""
 
 
 @dataclass(slots=True)
@@ -105,7 +110,11 @@ class KvStreamStatus:
     """Batches of this life are lost, and nothing has made up for them: what the sink knows is true, but
     blocks announced before the loss are unknown to it. Ends with the next life, or by
     `KvSubscriber.proven`."""
+    num_waiting: int = 0
+    """Batches that have come and are not yet taken in, dropped ones included."""
     num_batches: int = 0
+    num_dropped: int = 0
+    """Batches for which there was no room; a replay fetches them."""
     num_duplicates: int = 0
     num_stale: int = 0
     """Batches that were of no more use when they were taken from the queue."""
@@ -131,8 +140,20 @@ class _ReplayFailed(Exception):
 REPLAY_TRIES = 3
 """Attempts at a replay that get no further, before the stream goes on without it."""
 
-QUEUE_BATCHES = 10_000
-"""Live batches that wait in the socket; beyond, the publisher drops, which is then a gap like any other."""
+QUEUE_BATCHES = 1_000
+"""Batches that wait in a socket. The live one's is emptied at every turn; beyond, the publisher drops, which
+is then a gap like any other. A replay goes on with what was dropped. A batch of a step that computes 8,192
+tokens is some 30 KB, so that 10,000 of them, vLLM's whole buffer, would be 300 MB for each engine."""
+
+BACKLOG_BATCHES = 4_000
+"""What may wait to be taken in. With what waits in the socket and what a replay repeats it is less than
+`SequenceLog.WINDOW`."""
+
+RECEIVE_BATCHES = 256
+"""Messages taken from the socket at a time: some 3 ms if they are large."""
+
+TURN_BYTES = 64 * 2**10
+"""Live messages that are taken in before others have their turn: some 2 ms."""
 
 
 class KvSubscriber:
@@ -157,6 +178,11 @@ class KvSubscriber:
         self._sink = sink
         self._timing = timing if timing is not None else SubscriberTiming()
         self._log = SequenceLog()
+        self._backlog = self._empty_backlog()
+        self._num_fetched = 0
+        """Dropped messages that a replay is fetching."""
+        self._socket: zmq.Socket[bytes] | None = None
+        """The live one, read without waiting."""
         self._proven = False
         self._resync = False
         self._task: asyncio.Task[None] | None = None
@@ -164,6 +190,9 @@ class KvSubscriber:
         if begin is not None and replay is not None:
             self._log.resume(begin.seq, begin.fingerprint)
             self.status.partial = begin.partial
+
+    def _empty_backlog(self) -> Backlog:
+        return Backlog(BACKLOG_BATCHES, self._timing.backlog_bytes)
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -237,10 +266,14 @@ class KvSubscriber:
             plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
             monitor = plain.socket(zmq.PAIR)
             monitor.connect(monitor_address)
+            self._socket = zmq.Socket.shadow(subscriber.underlying)
             try:
                 subscriber.connect(self._events)
                 await self._follow(context, subscriber, monitor)
             finally:
+                self._socket = None
+                self._backlog = self._empty_backlog()
+                self._num_fetched = self.status.num_waiting = 0
                 subscriber.disable_monitor()
                 monitor.close(linger=0)
                 subscriber.close(linger=0)
@@ -252,8 +285,9 @@ class KvSubscriber:
         self, context: zmq.asyncio.Context, subscriber: zmq.asyncio.Socket, monitor: "zmq.Socket[bytes]"
     ) -> None:
         while True:
-            ready = await subscriber.poll(round(1000 * self._timing.poll_s))
-            frames = await subscriber.recv_multipart() if ready else None
+            if not self._backlog:
+                await subscriber.poll(round(1000 * self._timing.poll_s))
+            self._receive()
             # Looked at after receiving: the handshake is announced before its first message is delivered.
             handshake = self._handshake_since(monitor)
             if self._resync and not self.status.connected:
@@ -262,9 +296,37 @@ class KvSubscriber:
             if handshake or (self._resync and self.status.connected and self._replay is not None):
                 await self._resume(context)
             self._resync = False
-            if frames is not None:
-                await self._live(context, frames)
-                await asyncio.sleep(0)  # a queue of messages is received without ever yielding
+            await self._turn(context)
+            await asyncio.sleep(0)  # a queue of messages is received without ever yielding
+
+    def _receive(self) -> None:
+        """Take all live messages that have come from the socket, where they are not counted in bytes."""
+        assert self._socket is not None
+        for _ in range(RECEIVE_BATCHES):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if not self._backlog.put(frames):
+                self.status.num_dropped += 1
+                self.status.complete = False
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        self.status.num_waiting = len(self._backlog) + self._backlog.num_missing + self._num_fetched
+
+    async def _turn(self, context: zmq.asyncio.Context) -> None:
+        """Read some of the messages that wait; after the last one before a hole, fetch what was dropped."""
+        left = TURN_BYTES
+        while self._backlog and left > 0:
+            frames, size = self._backlog.take()
+            left -= size
+            await self._live(context, frames)
+        if self._backlog.num_missing and not self._backlog:
+            self._num_fetched = self._backlog.mended()
+            await self._catch_up(context)  # if that fails, the next number shows the gap
+            self._num_fetched = 0
+        self._count_waiting()
 
     def _handshake_since(self, monitor: "zmq.Socket[bytes]") -> bool:
         """Whether a connection was made since the last call."""
@@ -375,6 +437,7 @@ class KvSubscriber:
                 if verdict in (Verdict.NEXT, Verdict.GAP):
                     self._deliver(message)
                 begun = True
+                self._receive()
                 await asyncio.sleep(0)
         if not verified:
             raise _Restarted

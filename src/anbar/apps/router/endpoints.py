@@ -226,6 +226,8 @@ def _describe(engine: Engine) -> dict[str, object]:
             "partial": kv.status.partial,
             "last_sequence": kv.seq,
             "lag_s": round(kv.lag_s, 6),
+            "waiting": kv.status.num_waiting,
+            "dropped": kv.status.num_dropped,
             "gaps": kv.status.num_gaps,
             "restarts": kv.status.num_restarts,
             "lost": kv.status.num_lost,

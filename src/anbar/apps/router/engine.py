@@ -80,6 +80,11 @@ class TokenCheck(Enum):
 NO_ADAPTERS: frozenset[str] = frozenset()
 
 
+LATE_S = 5.0
+"""Events that are later than this do not tell of requests that the router has sent since: as long as it takes
+to send an engine some dozens. Ordinary lag is milliseconds, and a stalled loop's less than a second."""
+
+
 class CacheSource(Enum):
     """What tells what an engine has in its cache."""
 
@@ -102,6 +107,12 @@ class KvFollowing:
     lag_s: float = 0.0
     """Age of the last batch when it was taken in, by the engine's clock."""
     changes: RecentChanges = field(default_factory=RecentChanges)
+
+    @property
+    def behind_s(self) -> float:
+        """How old what was last heard is, while more waits to be taken in; else 0. So neither a replay of old
+        batches nor an engine's wrong clock makes an engine late that has nothing more to tell."""
+        return self.lag_s if self.status.num_waiting else 0.0
 
 
 @dataclass(slots=True)
@@ -202,6 +213,8 @@ class Engine:
             return "no_kv_events"
         if not self.kv.status.complete:
             return "kv_events_incomplete"
+        if self.kv.behind_s > LATE_S:
+            return "kv_events_late"
         return ""
 
     def cache_source(self) -> CacheSource:
@@ -209,7 +222,7 @@ class Engine:
         match self.degraded():
             case "":
                 return CacheSource.EVENTS
-            case "kv_events_incomplete":
+            case "kv_events_incomplete" | "kv_events_late":
                 return CacheSource.BOTH
             case _:
                 return CacheSource.PLACEMENTS

@@ -18,7 +18,7 @@ from anbar.route.drift import Trust, Verdict
 
 SETTLE_S = 0.5
 """How long events may be behind the answer that they explain: they come on another connection, and a
-router that lags behind by more says so in a metric."""
+router that lags behind by more does not compare what they may explain."""
 
 POLL_S = 0.05
 """How often a replay is looked at; its end is a plain value."""
@@ -56,6 +56,8 @@ class SelfCheck:
         await asyncio.sleep(SETTLE_S)
         if not engine.kv.address:
             return  # it has left, and with it what was heard of it
+        if engine.kv.behind_s > SETTLE_S:
+            return  # what explains it may wait to be taken in
         if self._was_evicted(engine, query, told, record):
             engine.checks.evicted += 1
         else:

@@ -129,12 +129,14 @@ def _ports(config: AnbarConfig) -> Iterator[Problem]:
             continue
         for offset, engine_id in enumerate(engine_ids(engine)):
             port = engine.launch.port + offset
-            if port in taken:
-                where: KeyPath = ("engines", index, "launch", "port")
-                yield Problem(where, f"gives {engine_id} the port {port}, which {taken[port]} has")
-            taken[port] = engine_id
+            needs = {port: engine_id}
             if nixl:
-                taken[nixl_port(port)] = f"NIXL of {engine_id}"
+                needs[nixl_port(port)] = f"NIXL of {engine_id}"
+            for needed, who in needs.items():
+                if needed in taken:
+                    where: KeyPath = ("engines", index, "launch", "port")
+                    yield Problem(where, f"gives {who} the port {needed}, which {taken[needed]} has")
+                taken[needed] = who
 
 
 def _cache(config: AnbarConfig) -> Iterator[Problem]:

@@ -35,9 +35,12 @@ class SplitVerdict(Enum):
     PREFILL_BUSY = "prefill_busy"
     """The prefill engines have more to do than `router.slo_ttft_s` or `router.max_waiting` allow."""
     PREFILL_FAILED = "prefill_failed"
-    """Prefill engines were asked, and none answered: the decode engine computed."""
+    """Prefill engines were asked, and none answered: the decode engine computed. An engine that failed after
+    it had the request is the last one that is asked."""
     PREFILL_REFUSED = "prefill_refused"
     """A prefill engine refused the request; so may the one that answers, in its own words."""
+    CANCELLED = "cancelled"
+    """It ended while its prompt was computed: its client left, or the router stopped."""
     NOT_HANDED_OVER = "not_handed_over"
     """A prefill engine computed the prompt and did not say where its KV is: it has no NIXL connector."""
 

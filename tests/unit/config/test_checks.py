@@ -190,3 +190,14 @@ def test_a_split_that_is_complete_has_no_problems() -> None:
     assert problems(engines=[launched, D], router=split) == {}
     nixl = {"router": {"split": {"via": "nixl"}}, "cache": {"mode": "none"}}
     assert problems(engines=[P, {"name": "b", "url": "http://b"}], **nixl) == {}
+
+
+@pytest.mark.parametrize(("first", "second"), [(8100, 18100), (18100, 8100), (60000, 50000)])
+def test_nixl_needs_ports_of_its_own(first: int, second: int) -> None:
+    """One engine's port is where another one's NIXL listens, whichever of them comes first in the file."""
+    engines = [
+        {"name": "p", "launch": {"port": first}, "role": "prefill"},
+        {"name": "q", "launch": {"port": second}},
+    ]
+    found = problems(engines=engines, router={"split": {"via": "nixl"}}, cache={"mode": "none"})
+    assert "which" in found["engines[1].launch.port"]

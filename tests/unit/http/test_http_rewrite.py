@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anbar.adapters.http.rewrite import member_span, with_member
+from anbar.adapters.http.rewrite import member_span, with_member, with_members
 
 NAME = "stream_options"
 SPACES = st.sampled_from(["", " ", "\n", "\r\n\t", "  "])
@@ -85,3 +85,17 @@ def test_where_a_value_is(body: bytes, value: bytes | None) -> None:
     """Members of the object itself count, not those of what is in it, nor strings that read like them."""
     span = member_span(body, "x")
     assert (None if span is None else body[slice(*span)]) == value
+
+
+@given(objects(), st.lists(STRINGS, max_size=3, unique=True), VALUES)
+def test_several_members_at_once(
+    made: tuple[str, list[str], list[tuple[str, str]]], others: list[str], value: object
+) -> None:
+    """All of them are put where each would be, whether the object has it, has it twice, or has it not."""
+    end, before, members = made
+    text = "".join(head + tail for head, (_, tail) in zip(before, members, strict=True)) + end
+    new = json.dumps(value).encode()
+    expected = text.encode()
+    for name in (names := dict.fromkeys([NAME, *others], new)):
+        expected = with_member(expected, name, new)
+    assert with_members(text.encode(), json.loads(text), names) == expected

@@ -36,6 +36,7 @@ from anbar.config.models import ExplainConfig
 from anbar.config.record import RecordConfig
 from anbar.config.split import SplitVia
 from anbar.core.clock import ManualClock
+from anbar.core.errors import NoEngine
 from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
@@ -191,6 +192,8 @@ class InOrder:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         ready = [engine for engine in engines if engine.state is EngineState.READY]
+        if not any(in_group(query, engine) for engine in ready):
+            raise NoEngine("none is ready")
         target, *rest = [engine.id for engine in ready if in_group(query, engine)]
         meant = [engine.id for engine in engines if in_group(query, engine)]
         predictions = dict.fromkeys(meant, Prediction(self.match))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from scripted import (
     LIMITS,
     SSE,
     Connection,
+    InOrder,
     Path,
     Script,
     ScriptedEngine,
@@ -27,13 +28,18 @@ from scripted import (
     post,
     scripted,
 )
+from tests.ports import free_port
 from tests.waiting import until, within
 
+from anbar.apps.router import handover
 from anbar.apps.router.engine import Engine
 from anbar.config.split import Role, SplitVia
 from anbar.core.clock import ManualClock
-from anbar.core.outcome import AttemptFailed, Outcome, PrefillEnded
+from anbar.core.ids import EngineId
+from anbar.core.outcome import AttemptFailed, Outcome, PrefillEnded, RetryRefused
 from anbar.route.admission import AdmissionConfig
+from anbar.route.breaker import BreakerState
+from anbar.route.retry_budget import RetryConfig
 
 GOOD = b'{"choices": [{"text": "x"}], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}'
 PROMPT = b'{"model": "m",  "prompt": [1, 2, 3, 4, 5], "max_tokens": 7, "stream": false, "unknown": 1.50}'
@@ -69,13 +75,17 @@ async def pair(
     via: SplitVia = SplitVia.SHARED,
     limits: object = LIMITS,
     admission: AdmissionConfig = ADMISSION,
+    total_timeout_s: float = 3600.0,
 ) -> AsyncIterator[tuple[ScriptedEngine, ScriptedEngine, Path]]:
     """One engine for prefill, one that answers."""
     async with (
         scripted(first) as p,
         scripted(second) as d,
         path_to(
-            [prefilling(p.port, "p", limits), engine_at(d.port, "d")], via=via, admission=admission
+            [prefilling(p.port, "p", limits), engine_at(d.port, "d")],
+            via=via,
+            admission=admission,
+            total_timeout_s=total_timeout_s,
         ) as path,
     ):
         yield p, d, path
@@ -176,10 +186,16 @@ async def test_a_prefill_engine_that_fails_costs_no_request(status: bytes) -> No
     assert (event.split, event.outcome, event.num_attempts) == ("prefill_failed", Outcome.OK, 1)
 
 
-@pytest.mark.parametrize("script", [die, hang])
-async def test_a_lost_prefill_engine_is_replaced(script: Script) -> None:
-    """The first one for prefill breaks off or never answers: the second one computes, and the first gets
-    nothing until a probe succeeds."""
+async def half_an_answer(connection: Connection) -> None:
+    """Break off in the middle."""
+    await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{")
+    await die(connection)
+
+
+@pytest.mark.parametrize("script", [die, hang, half_an_answer])
+async def test_a_prefill_engine_is_lost_with_the_request(script: Script) -> None:
+    """It breaks off or never answers: it gets nothing until a probe succeeds, and no other prefill engine
+    gets the request, which may be what kills them. The engine that answers computes."""
     async with (
         scripted(script) as bad,
         scripted(answer(COMPUTED)) as good,
@@ -197,9 +213,135 @@ async def test_a_lost_prefill_engine_is_replaced(script: Script) -> None:
         event = await path.finished()
         ready = [engine.is_ready for engine in path.fleet]
     assert text.endswith(GOOD)
-    assert (event.prefill_engine, event.engine, event.split) == ("p1", "d", "split")
+    assert (event.prefill_engine, event.engine, event.split) == ("p0", "d", "prefill_failed")
     assert ready == [False, True, True]
     assert [e.engine for e in path.events if isinstance(e, AttemptFailed)] == ["p0"]
+    assert (len(good.bodies), d.bodies) == (0, [PROMPT])
+
+
+async def test_a_prefill_engine_that_cannot_be_reached_is_replaced() -> None:
+    """Nobody listens where the first one was: it never had the request, so the second one computes."""
+    async with (
+        scripted(answer(COMPUTED)) as good,
+        scripted(answer(GOOD)) as d,
+        path_to(
+            [prefilling(free_port(), "p0"), prefilling(good.port, "p1"), engine_at(d.port, "d")],
+            via=SplitVia.SHARED,
+        ) as path,
+    ):
+        text = await ask(path.port, post(PROMPT))
+        event = await path.finished()
+    assert text.endswith(GOOD)
+    assert (event.prefill_engine, event.engine, event.split) == ("p1", "d", "split")
+
+
+async def test_a_request_that_kills_gets_two_engines() -> None:
+    """Every engine dies of it: one for prefill and one that answers are lost, and no third."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(scripted(die)) for _ in range(6)]
+        p, d = engines[:3], engines[3:]
+        fleet = [prefilling(one.port, f"p{i}") for i, one in enumerate(p)]
+        fleet += [engine_at(one.port, f"d{i}") for i, one in enumerate(d)]
+        path = await stack.enter_async_context(path_to(fleet, via=SplitVia.SHARED))
+        text = await ask(path.port, post(PROMPT))
+        await path.finished()
+    assert text.startswith(b"HTTP/1.1 502 ")
+    assert [len(one.bodies) for one in engines] == [1, 0, 0, 1, 0, 0]
+
+
+async def begin_only(connection: Connection) -> None:
+    """Send the beginning of an answer, and nothing more."""
+    await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{")
+    await connection.gone()
+
+
+@pytest.mark.parametrize("script", [hang, begin_only])
+async def test_a_hung_prefill_engine_leaves_time_to_compute(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It neither answers nor ends its answer, and may itself take as long as the whole request: it gets a
+    part of the request's time, is not asked any more, and the other one answers."""
+    monkeypatch.setattr(handover, "MOST_OF_TIME", 0.2 / LIMITS.first_byte_timeout_s)
+    async with pair(script, total_timeout_s=LIMITS.first_byte_timeout_s) as (_, d, path):
+        text = await ask(path.port, post(PROMPT))
+        event = await path.finished()
+        ready = [engine.is_ready for engine in path.fleet]
+        breaker = path.fleet[EngineId("p")].breaker.state
+    assert text.endswith(GOOD)
+    assert (event.split, d.bodies) == ("prefill_failed", [PROMPT])
+    assert (ready, breaker) == ([False, True], BreakerState.OPEN)
+
+
+async def test_all_engines_leave_while_the_prompt_is_computed() -> None:
+    """Nobody is left to answer: 503, as for any request that comes then."""
+    paths: list[Path] = []
+
+    async def leave(connection: Connection) -> None:
+        first, second = list(paths[0].fleet)
+        first.health.drain("gone")
+        paths[0].fleet.drop(second)
+        await answer(COMPUTED)(connection)
+
+    async with pair(leave) as (_, _, path):
+        paths.append(path)
+        text = await ask(path.port, post(PROMPT))
+        await path.finished()
+    assert text.startswith(b"HTTP/1.1 503 ")
+    assert b"no_engine_ready" in text
+
+
+async def test_the_decode_engine_asks_for_a_pause_meanwhile() -> None:
+    """It was chosen before, and the prompt is computed: the request goes to it all the same."""
+    paths: list[Path] = []
+
+    async def rest(connection: Connection) -> None:
+        paths[0].flow.parts.standing.rest(paths[0].fleet[EngineId("d")], 20.0)
+        await answer(COMPUTED)(connection)
+
+    async with pair(rest) as (_, _, path):
+        paths.append(path)
+        text = await ask(path.port, post(PROMPT))
+        event = await path.finished()
+    assert text.endswith(GOOD)
+    assert (event.engine, event.split) == ("d", "split")
+
+
+async def test_retries_of_prefills_are_within_the_budget() -> None:
+    """The budget is empty, and the first prefill engine cannot serve: that the second one was not asked is
+    told."""
+    async with (
+        scripted(answer(b"{}", b"503 Away")) as bad,
+        scripted(answer(COMPUTED)) as good,
+        scripted(answer(GOOD)) as d,
+        path_to(
+            [prefilling(bad.port, "p0"), prefilling(good.port, "p1"), engine_at(d.port, "d")],
+            via=SplitVia.SHARED,
+            retries=RetryConfig(share=0.0, floor=0),
+        ) as path,
+    ):
+        text = await ask(path.port, post(PROMPT))
+        event = await path.finished()
+    assert text.endswith(GOOD)
+    assert (event.split, good.bodies) == ("prefill_failed", [])
+    assert path.events.count(RetryRefused()) == 1
+
+
+async def test_a_split_request_is_one_request_to_the_budget() -> None:
+    """Half a retry for each request: one request, though it goes to two engines, has none."""
+    async with (
+        scripted(answer(COMPUTED)) as p,
+        scripted(answer(b"{}", b"503 Away")) as bad,
+        scripted(answer(GOOD)) as good,
+        path_to(
+            [prefilling(p.port, "p"), engine_at(bad.port, "d0"), engine_at(good.port, "d1")],
+            via=SplitVia.SHARED,
+            retries=RetryConfig(share=0.5, floor=0),
+        ) as path,
+    ):
+        text = await ask(path.port, post(PROMPT))
+        await path.finished()
+    assert text.startswith(b"HTTP/1.1 503 ")
+    assert good.bodies == []
 
 
 async def test_a_refusal_is_the_answering_engines_to_give() -> None:
@@ -216,19 +358,25 @@ async def test_a_refusal_is_the_answering_engines_to_give() -> None:
 @pytest.mark.parametrize("via", [SplitVia.SHARED, SplitVia.NIXL])
 async def test_the_next_decode_engine(via: SplitVia) -> None:
     """The first decode engine fails. What is in the store is there for the second one too; what one engine
-    fetched from another is not, so the second one gets the client's own request. Prefill is not repeated."""
+    fetched from another is not, so the second one gets the client's own request, and is predicted what it
+    has itself. Prefill is not repeated."""
     async with (
         scripted(answer(COMPUTED)) as p,
         scripted(answer(b"{}", b"500 Broken")) as bad,
         scripted(answer(GOOD)) as good,
         path_to(
-            [prefilling(p.port, "p"), engine_at(bad.port, "d0"), engine_at(good.port, "d1")], via=via
+            [prefilling(p.port, "p"), engine_at(bad.port, "d0"), engine_at(good.port, "d1")],
+            num_predicted=2,
+            via=via,
         ) as path,
     ):
+        setup = path.flow.parts.handover.setup
+        path.flow.parts.handover.setup = replace(setup, policy=InOrder(4))  # what the prefill engine had
         text = await ask(path.port, post(PROMPT))
         event = await path.finished()
     assert text.endswith(GOOD)
     assert (event.engine, event.num_attempts, len(p.bodies)) == ("d1", 2, 1)
+    assert event.predicted_cached_tokens == 2
     if via is SplitVia.SHARED:
         assert good.bodies == bad.bodies
     else:
@@ -272,6 +420,8 @@ async def test_a_client_that_goes_away_ends_the_prefill() -> None:
         await within(gone.wait())
         event = await path.finished()
     assert (event.outcome, d.bodies) == (Outcome.CLIENT_GONE, [])
+    assert (event.split, event.prefill_engine) == ("cancelled", "p")
+    assert [e.verdict for e in path.events if isinstance(e, PrefillEnded)] == ["cancelled"]
 
 
 async def test_a_full_prefill_group_is_passed_over() -> None:
@@ -315,3 +465,27 @@ async def test_a_handed_over_request_teaches_nothing_of_the_decode_engine(via: S
         await path.finished()
     assert len(d.bodies) == 1
     assert (engine.costs.prefill == before) is (via is SplitVia.SHARED)
+
+
+async def test_a_prefill_teaches_nothing_of_how_long_answers_run() -> None:
+    """Its answer of one token begins after 2 s, which is learned from, and ends 5 s later: no
+    answer's length."""
+    paths: list[Path] = []
+
+    async def dribble(connection: Connection) -> None:
+        paths[0].clock.advance(2.0)
+        await connection.send(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(COMPUTED), COMPUTED[:1])
+        )
+        await until(lambda: paths[0].fleet[EngineId("p")].load.num_decoding == 1)
+        paths[0].clock.advance(5.0)
+        await connection.send(COMPUTED[1:])
+
+    async with pair(dribble) as (_, _, path):
+        paths.append(path)
+        costs = path.fleet[EngineId("p")].costs
+        before = costs.prefill
+        await ask(path.port, post(PROMPT))
+        await path.finished()
+    assert costs.answer_s == 0.0
+    assert costs.prefill != before

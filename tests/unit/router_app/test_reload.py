@@ -184,8 +184,8 @@ async def test_a_policy_that_did_not_change_goes_on(site: Site) -> None:
 
 
 async def test_a_split_is_live(site: Site) -> None:
-    """Prefill and decode are split from now on, then for longer prompts only, then no more; an engine with
-    another role is another engine."""
+    """Prefill and decode are split from now on, then for longer prompts only, then with another limit on
+    what waits, then no more; an engine with another role is another engine."""
     async with AsyncExitStack() as stack:
         p = await stack.enter_async_context(scripted(Pages().script))
         d = await stack.enter_async_context(scripted(Pages().script))
@@ -201,8 +201,14 @@ async def test_a_split_is_live(site: Site) -> None:
         await site.told(2)
         setup = router.handover.setup
         assert (setup.rule.min_uncached_tokens, setup.policy.name) == (9, "random")
-        site.write(ports)
+        site.write(
+            ports, roles, policy="random", max_waiting=3, split={"via": "shared", "min_uncached_tokens": 9}
+        )
         await site.told(3)
+        assert router.handover.setup.admission.max_waiting == 3
+        assert router.handover.setup.policy is setup.policy
+        site.write(ports)
+        await site.told(4)
         assert not router.handover.is_on
 
 

@@ -4,6 +4,7 @@ For bodies that were judged to be JSON already (`adapters.http.openai`). Whitesp
 numbers of any length, escapes and members that nobody knows stay as the client wrote them."""
 
 import re
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -14,6 +15,9 @@ _SCALAR = re.compile(_STRING + rb"|[^\s,}\]]++", re.DOTALL)
 _EMPTY = re.compile(rb"\s*\}")
 
 _unquoted = msgspec.json.Decoder(str).decode
+_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Where a value ends is found in C: a long prompt has many thousand brackets, quotes and escapes."""
+_AFTER = b" \t\r\n,}"
 
 
 def with_member(body: bytes, name: str, value: bytes) -> bytes:
@@ -24,6 +28,24 @@ def with_member(body: bytes, name: str, value: bytes) -> bytes:
         return with_new_member(body, name, value)
     start, end = span
     return b"".join((body[:start], value, body[end:]))
+
+
+def with_members(body: bytes, known: Mapping[str, object], members: Mapping[str, bytes]) -> bytes:
+    """The object `body`, whose members are those of `known`, with each of `members` as `with_member` would
+    put it. However many they are, a long body is gone through once, or not at all where it has none of
+    them."""
+    present = members.keys() & known.keys()
+    spans = _spans(body, present) if present else {}
+    pieces: list[bytes] = []
+    at = 0
+    for name, (start, end) in sorted(spans.items(), key=lambda found: found[1]):
+        pieces += (body[at:start], members[name])
+        at = end
+    body = b"".join((*pieces, body[at:]))
+    for name, value in members.items():
+        if name not in spans:
+            body = with_new_member(body, name, value)
+    return body
 
 
 def with_new_member(body: bytes, name: str, value: bytes) -> bytes:
@@ -37,13 +59,20 @@ def with_new_member(body: bytes, name: str, value: bytes) -> bytes:
 def member_span(body: bytes, name: str) -> tuple[int, int] | None:
     """Where the value of the member `name` begins and ends in the object `body`; of several with one name
     it is the last, which is the one that parsers take. None: there is no such member."""
-    quoted = msgspec.json.encode(name)
-    found = None
+    return _spans(body, (name,)).get(name)
+
+
+def _spans(body: bytes, names: Collection[str]) -> dict[str, tuple[int, int]]:
+    values, found = _values(body), {}
     at = body.index(b"{") + 1
     while (key := _KEY.match(body, at)) is not None:
-        at = _value_end(body, key.end())
-        if key[1] == quoted or (b"\\" in key[1] and _unquoted(key[1]) == name):
-            found = key.end(), at
+        name, start = _unquoted(key[1]), key.end()
+        value = bytes(values[name])
+        at = start + len(value)
+        if not body.startswith(value, start) or body[at] not in _AFTER:
+            at = _value_end(body, start)  # the value is that of a later member with this name
+        if name in names:
+            found[name] = start, at
     return found
 
 

@@ -287,11 +287,11 @@ class Router:
             self._config = before
             raise
         policy = self.flow.parts.policy
+        splits_by = self.handover.setup.policy
         if (router.policy, policy_options(router)) != (before.router.policy, policy_options(before.router)):
             policy = _policy(router)  # a policy that goes on remembers whose turn it is
-            self.handover.setup = split_setup(router, _policy(router))
-        elif router.split != before.router.split:
-            self.handover.setup = split_setup(router, self.handover.setup.policy)
+            splits_by = _policy(router)
+        self.handover.setup = split_setup(router, splits_by)
         self.flow.retune(retuned(replace(self.flow.parts, policy=policy), router))
         self._name_targets()
         self._monitor.interval_s = router.health_interval_s

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from anbar.adapters.http.message import Header
-from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor
+from anbar.adapters.http.upstream import ConnectFailed, NoDescriptor, Reply
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.outgoing import OutOfTime
+from anbar.apps.router.record import FailedAttempt, Record
 from anbar.apps.router.relay import Relay
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
-from anbar.core.errors import UpstreamError, UpstreamStalled, UpstreamTimeout
-from anbar.core.outcome import AttemptFailure
-from anbar.route.breaker import Breaker, Signal
+from anbar.core.errors import NoEngine, UpstreamError, UpstreamStalled, UpstreamTimeout
+from anbar.core.outcome import AttemptFailed, AttemptFailure
+from anbar.route.breaker import Signal
 from anbar.route.retry_budget import RetryBudget
 
 MAX_EXECUTIONS = 2
@@ -28,6 +29,9 @@ SIGNALS = {
     AttemptFailure.NO_DESCRIPTOR: Signal.NOTHING,
 }
 """What each failure says about the engine."""
+
+_NOT_REACHED = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
+"""Failures after which an engine gets nothing until a probe succeeds."""
 
 _EXECUTED = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT, AttemptFailure.ERROR))
 """Failures of an engine that may have begun to work, unless it never had the request."""
@@ -73,6 +77,11 @@ def kind_of(error: UpstreamError) -> AttemptFailure:
             return AttemptFailure.UNREACHABLE
 
 
+def was_executed(error: UpstreamError) -> bool:
+    """Whether the engine may have begun to work on the request, and failed of it."""
+    return kind_of(error) in _EXECUTED and not isinstance(error, ConnectFailed)
+
+
 def signal_of(error: UpstreamError) -> Signal:
     """What a failure says about its engine; nothing, when it was the request's time that was up."""
     return Signal.NOTHING if isinstance(error, OutOfTime) else SIGNALS[kind_of(error)]
@@ -84,18 +93,38 @@ def pause_asked(headers: Sequence[Header]) -> float | None:
     return float(value) if value.isdigit() else None
 
 
+def failure_of(engine: Engine, reply: Reply, standing: Standing) -> AttemptFailure | None:
+    """How an answer fails; None when it is the answer. An engine that asks for a pause gets it."""
+    if reply.status < 400:
+        return None
+    pause_s = pause_asked(reply.headers)
+    kind = kind_of_status(reply.status, pause_s)
+    if kind is AttemptFailure.BUSY and pause_s is not None:
+        standing.rest(engine, pause_s)
+    return kind
+
+
+def noted(engine: Engine, error: UpstreamError, record: Record, now_s: float, leg: str = "") -> AttemptFailed:
+    """Write a failure into the record of its request; returns the event that tells of it. `leg`: of a split
+    request, for the operator."""
+    kind = kind_of(error)
+    record.failed.append(FailedAttempt(engine.id, kind, f"{leg}{error}", now_s - record.started_s))
+    return AttemptFailed(engine.id, kind, record.request_id)
+
+
 class Trial:
-    """One try of an engine: its breaker is told how it went, by `signal` or by the error that ends it."""
+    """One try of an engine: its breaker is told how it went, by `signal` or by the error that ends it, and
+    its health when it could not be reached."""
 
-    __slots__ = ("_breaker", "_clock", "signal", "ticket")
+    __slots__ = ("_clock", "_engine", "signal", "ticket")
 
-    def __init__(self, breaker: Breaker, clock: Clock) -> None:
-        self._breaker = breaker
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
         self._clock = clock
         self.signal = Signal.NOTHING
 
     def __enter__(self) -> "Trial":
-        self.ticket = self._breaker.begin()
+        self.ticket = self._engine.breaker.begin()
         return self
 
     def __exit__(
@@ -103,25 +132,35 @@ class Trial:
     ) -> None:
         if isinstance(error, UpstreamError):
             self.signal = signal_of(error)
-        self._breaker.end(self.ticket, self.signal, self._clock.now_s())
+            if kind_of(error) in _NOT_REACHED and not isinstance(error, Interrupted | OutOfTime):
+                self._engine.health.connection_failed(str(error))
+        self._engine.breaker.end(self.ticket, self.signal, self._clock.now_s())
 
 
 class Walk:
     """The engines of one route, in order, as far as they may be asked."""
 
     def __init__(
-        self, engines: Sequence[Engine], standing: Standing, budget: RetryBudget, clock: Clock
+        self,
+        engines: Sequence[Engine],
+        standing: Standing,
+        budget: RetryBudget,
+        clock: Clock,
+        num_executions: int = 0,
     ) -> None:
+        """`num_executions`: engines that failed on the request before, after they had it."""
         self._rest = list(engines)
         self._standing = standing
         self._budget = budget
         self._clock = clock
-        self._num_executions = 0
+        self._num_executions = num_executions
         self.refused = False
         """A retry was possible, and the budget spent."""
 
     def first(self) -> Engine:
-        """The engine that was decided on."""
+        """The engine that was decided on. Raises NoEngine when all have left since."""
+        if not self._rest:
+            raise NoEngine("every engine that could have served this has left")
         return self._rest.pop(0)
 
     @property
@@ -136,9 +175,8 @@ class Walk:
     def next(self, error: UpstreamError) -> Engine | None:
         """Who is asked after this failure. An engine that cannot be reached gets nothing more until a probe
         succeeds, which bounds what moves away from it; everything else is the budget's to bound."""
-        kind = kind_of(error)
-        executed = kind in _EXECUTED and not isinstance(error, ConnectFailed)
-        charged = kind is not AttemptFailure.UNREACHABLE
+        executed = was_executed(error)
+        charged = kind_of(error) is not AttemptFailure.UNREACHABLE
         if not self._may(executed, charged):
             return None
         self._num_executions += executed

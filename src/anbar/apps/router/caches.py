@@ -150,6 +150,11 @@ class Caches:
         placement.first_byte(self._clock.now_s())
         self.taken_in(engine)
 
+    def compare(self, engine: EngineId, query: RouteQuery, match: PrefixMatch, reported: int | None) -> None:
+        """A store's blocks are believed in until an engine that was to load them reports fewer."""
+        if reported is not None and reported < match.total and match.shared > match.host:
+            self.index.refute_shared(engine, query, reported)
+
     def taken_in(self, engine: EngineId) -> None:
         """Events of an engine are in the index."""
         self.placements.prove(engine, partial(self.index.holds, engine), self._clock.now_s())

@@ -205,6 +205,7 @@ class Flow:
         route, matched = self._decide(query, api, tokens.note, record)
         head = forwarded(exchange.request, record.request_id)
         until_s = record.started_s + parts.total_timeout_s
+        parts.budget.request(parts.clock.now_s())
         handed: Handed | None = None
         if splits:
             wanted = Wanted(exchange.request, api, query, tokens.reading, head, until_s, tokens.note)
@@ -212,29 +213,28 @@ class Flow:
             if handed is not None:
                 exchange.request = handed.request
                 query = replace(query, num_tokens=handed.num_tokens)  # the engine has counted them
-                with suppress(NoEngine):  # all have gone since: those of the first choice, if they come back
+                # All have gone, or asked for a pause: those of the first choice, if they come back.
+                with suppress(NoEngine, RequestError):
                     route, matched = self._decide(query, api, tokens.note, record, handed)
             route = parts.handover.with_last_resorts(route, query, group)
         record.policy = route.policy
         explanation = parts.explain.headers(exchange.request, record)
         if handed is not None:
             explanation = (*explanation, handed.header)
-        sight = parts.policy.sight
-        reading, told = tokens.reading, matched.told
         job = Job(
-            exchange,
-            api,
-            query,
-            reading,
-            route,
-            told,
-            head,
-            tokens.note,
-            until_s,
-            sight,
-            explanation,
-            claim,
-            handed,
+            exchange=exchange,
+            api=api,
+            query=query,
+            reading=tokens.reading,
+            route=route,
+            told=matched.told,
+            head=head,
+            tokens_note=tokens.note,
+            until_s=until_s,
+            sight=parts.policy.sight,
+            explanation=explanation,
+            claim=claim,
+            handed=handed,
         )
         await self._forwarder.forward(job, record)
 

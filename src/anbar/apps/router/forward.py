@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from anbar.adapters.http.message import Header
 from anbar.adapters.http.openai import ApiRequest
@@ -34,9 +35,8 @@ from anbar.apps.router.attempt import (
     Interrupted,
     Trial,
     Walk,
-    kind_of,
-    kind_of_status,
-    pause_asked,
+    failure_of,
+    noted,
 )
 from anbar.apps.router.caches import Caches, degraded
 from anbar.apps.router.continuation import Rest, is_continuable, rest_of
@@ -47,7 +47,7 @@ from anbar.apps.router.idempotency import Claim, kept_headers
 from anbar.apps.router.load import Plan
 from anbar.apps.router.outgoing import OutOfTime, ask, ask_for_rest, is_event_stream
 from anbar.apps.router.prompts import Prompts
-from anbar.apps.router.record import FailedAttempt, Record
+from anbar.apps.router.record import Record
 from anbar.apps.router.relay import Relay
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
@@ -55,14 +55,11 @@ from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamBroken, UpstreamError
 from anbar.core.fleet import NO_PREDICTION, PrefixMatch, Route
 from anbar.core.ids import EngineId
-from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, RetryRefused
+from anbar.core.outcome import AttemptFailure, Emit, Outcome, RetryRefused
 from anbar.core.request import RouteQuery
 from anbar.route import Sight
 from anbar.route.breaker import Signal, Ticket
 from anbar.route.retry_budget import RetryBudget
-
-_ENGINES_FAULT = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
-"""Failures after which an engine gets nothing until a probe succeeds."""
 
 _T = TypeVar("_T")
 
@@ -124,11 +121,10 @@ class Forwarder:
 
     async def forward(self, job: Job, record: Record) -> None:
         """Try the engines of the route in order until one answers; raises what the last one failed with."""
-        self._budget.request(self._clock.now_s())
         known = map(self._fleet.get, (job.route.target, *job.route.fallbacks))
         engines = [engine for engine in known if engine is not None]
         engines += self._standing.last_resorts(job.query, engines)
-        walk = Walk(engines, self._standing, self._budget, self._clock)
+        walk = Walk(engines, self._standing, self._budget, self._clock, record.num_executions)
         engine: Engine | None = walk.first()
         while engine is not None:
             record.num_attempts += 1
@@ -145,8 +141,7 @@ class Forwarder:
                 engine = None if is_over else walk.next(error)
                 if engine is None:
                     raise
-                if job.handed is not None:
-                    job.exchange.request = job.handed.again
+                job = _for_the_next(job)
             finally:
                 if walk.refused:
                     self._emit(RetryRefused())
@@ -177,7 +172,7 @@ class Forwarder:
     async def _append(self, job: Job, engine: Engine, record: Record, rest: Rest, broken: Relay) -> None:
         record.num_attempts += 1
         plan = Plan(rest.num_tokens)
-        with Trial(engine.breaker, self._clock) as trial, engine.load.hold(plan, self._clock) as share:
+        with Trial(engine, self._clock) as trial, engine.load.hold(plan, self._clock) as share:
             reply = await ask_for_rest(engine, job.head, rest.body, job.until_s - self._clock.now_s())
             try:
                 if reply.status != 200:
@@ -197,20 +192,12 @@ class Forwarder:
         record.num_output_tokens = rest.num_before + (usage.completion_tokens if usage is not None else 0)
 
     def _note(self, engine: Engine, error: UpstreamError, record: Record) -> None:
-        kind = kind_of(error)
-        self._emit(AttemptFailed(engine.id, kind, record.request_id))
-        after_s = self._clock.now_s() - record.started_s
-        record.failed.append(FailedAttempt(engine.id, kind, str(error), after_s))
+        self._emit(noted(engine, error, record, self._clock.now_s()))
 
     async def _try(self, job: Job, engine: Engine, record: Record, walk: Walk) -> None:
         """Ask one engine and carry its answer. Raises UpstreamError when the next one may be asked."""
-        try:
-            with Trial(engine.breaker, self._clock) as trial:
-                trial.signal = await self._ask(job, engine, record, walk, trial.ticket)
-        except UpstreamError as error:
-            if kind_of(error) in _ENGINES_FAULT and not isinstance(error, Interrupted | OutOfTime):
-                engine.health.connection_failed(str(error))
-            raise
+        with Trial(engine, self._clock) as trial:
+            trial.signal = await self._ask(job, engine, record, walk, trial.ticket)
 
     async def _ask(self, job: Job, engine: Engine, record: Record, walk: Walk, ticket: Ticket) -> Signal:
         record.engine = engine.id
@@ -229,7 +216,9 @@ class Forwarder:
         ):
             reply, sieve = await ask(engine, job.exchange.request, job.api, job.head, job.until_s - sent_s)
             try:
-                failure = self._judge(engine, reply, walk)
+                failure = failure_of(engine, reply, self._standing)
+                if failure is not None and walk.goes_on(failure):
+                    raise Declined(engine, reply.status, failure)
                 share.first_byte(reply.status)
                 self._caches.first_byte(engine.id, placement, reply.status)
                 now_s = self._clock.now_s()
@@ -247,28 +236,9 @@ class Forwarder:
         if job.api.stream and job.query.token_ids:
             num_cached = _first(record.reported_cached_tokens, num_predicted)
             engine.costs.observe(share.finished(num_cached, record.num_prompt_tokens))
-        self._check_hints(engine, job, record)
+        self._caches.compare(engine.id, job.query, prediction.match, record.reported_cached_tokens)
         self._check.answered(engine, job.query, job.told.get(engine.id), record)
         return Signal.OK
-
-    def _judge(self, engine: Engine, reply: Reply, walk: Walk) -> AttemptFailure | None:
-        """How an answer fails, if it does; raises Declined when another engine is to be asked instead."""
-        if reply.status < 400:
-            return None
-        pause_s = pause_asked(reply.headers)
-        kind = kind_of_status(reply.status, pause_s)
-        if kind is AttemptFailure.BUSY and pause_s is not None:
-            self._standing.rest(engine, pause_s)
-        if kind is not None and walk.goes_on(kind):
-            raise Declined(engine, reply.status, kind)
-        return kind
-
-    def _check_hints(self, engine: Engine, job: Job, record: Record) -> None:
-        """A store's blocks are believed in until an engine that was to load them reports fewer."""
-        match = job.route.predictions.get(engine.id, NO_PREDICTION).match
-        reported = record.reported_cached_tokens
-        if reported is not None and reported < match.total and match.shared > match.host:
-            self._caches.index.refute_shared(engine.id, job.query, reported)
 
     async def _relay(self, job: Job, reply: Reply, sieve: UsageFilter | None, record: Record) -> Signal:
         """Carry the answer; returns what its end says about the engine, if it is bad."""
@@ -302,6 +272,16 @@ class Forwarder:
         except TimeoutError:
             relay.broke(UpstreamBroken("the answer took longer than router.total_timeout_s"), Signal.NOTHING)
             return False
+
+
+def _for_the_next(job: Job) -> Job:
+    """What the next engine gets: what one has fetched over NIXL is not there for another, which finds of the
+    prompt what it would have found without a split."""
+    handed = job.handed
+    if handed is None:
+        return job
+    job.exchange.request = handed.again
+    return job if handed.unsplit is None else replace(job, handed=None, route=handed.unsplit)
 
 
 def _first(value: _T | None, default: _T) -> _T:

@@ -6,6 +6,8 @@ engine with vLLM's NIXL handshake. Whatever fails here costs time and no request
 compute by itself. Retries, breakers, load and learned costs count as for any request.
 """
 
+import asyncio
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -14,14 +16,14 @@ from msgspec.structs import replace
 from anbar.adapters.http.fetch import whole_body
 from anbar.adapters.http.message import Header, Request
 from anbar.adapters.http.openai import ApiRequest
-from anbar.adapters.http.rewrite import with_member
+from anbar.adapters.http.rewrite import with_members
 from anbar.adapters.vllm.reading import Reading
-from anbar.apps.router.attempt import Declined, Trial, Walk, kind_of, kind_of_status, pause_asked
+from anbar.apps.router.attempt import Declined, Trial, Walk, failure_of, noted, was_executed
 from anbar.apps.router.caches import Caches, Matched, imprecise
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.load import Plan, Share
-from anbar.apps.router.outgoing import OutOfTime, ask_plainly
-from anbar.apps.router.record import FailedAttempt, Record
+from anbar.apps.router.outgoing import ask_plainly
+from anbar.apps.router.record import Record
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.split_bodies import (
     PARAMS,
@@ -36,21 +38,31 @@ from anbar.apps.router.split_bodies import (
 from anbar.apps.router.standing import Standing
 from anbar.config.split import Role, SplitVia
 from anbar.core.clock import Clock
-from anbar.core.errors import NoEngine, RequestError, UpstreamError
+from anbar.core.errors import (
+    NoEngine,
+    RequestError,
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamStalled,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from anbar.core.fleet import NO_PREDICTION, EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
-from anbar.core.outcome import AttemptFailed, AttemptFailure, Emit, Outcome, PrefillEnded
+from anbar.core.outcome import Emit, Outcome, PrefillEnded, RetryRefused
 from anbar.core.request import RouteQuery
 from anbar.route import Policy, Sight
 from anbar.route.admission import AdmissionConfig, seconds_to_wait
 from anbar.route.breaker import Signal
 from anbar.route.explain import note_decision
+from anbar.route.placements import Placement
 from anbar.route.retry_budget import RetryBudget
 from anbar.route.split import Leg, SplitRule, SplitVerdict, gain_s, handed, judge
 
 PREFILL_ENGINE = b"x-anbar-prefill-engine"
 
-_NOT_REACHED = frozenset((AttemptFailure.UNREACHABLE, AttemptFailure.TIMEOUT))
+MOST_OF_TIME = 0.5
+"""Of what is left to a request, for one prefill engine: the engine that answers may have to begin anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,8 @@ class Handed(msgspec.Struct, frozen=True):
     """For the engine that answers."""
     again: Request
     """For the next one, if that fails: what an engine has fetched over NIXL is not there any more."""
+    unsplit: Route | None
+    """What is predicted then; None: what was handed over is there for all."""
     num_tokens: int
     num_cached: int | None
     """What its answer is predicted to report as cached; None: what the engine that answers is to find. Over
@@ -154,22 +168,31 @@ class Handover:
             record.split = verdict.value
             return None
         record.prefill = leg.record
-        verdict, answer = await self._compute(wanted, leg, record)
-        record.split = verdict.value
-        record.prefill_engine = leg.record.engine
-        record.prefill_s = self._parts.clock.now_s() - leg.record.started_s
-        self._parts.emit(PrefillEnded(leg.record.engine or EngineId(""), verdict.value, record.prefill_s))
-        return self._handed(wanted, answer, record) if answer is not None else None
+        verdict, answer = SplitVerdict.CANCELLED, None
+        try:
+            verdict, answer = await self._compute(wanted, leg, record)
+        finally:
+            record.split = verdict.value
+            record.prefill_engine = leg.record.engine
+            record.prefill_s = self._parts.clock.now_s() - leg.record.started_s
+            self._parts.emit(PrefillEnded(leg.record.engine or EngineId(""), verdict.value, record.prefill_s))
+        return self._handed(wanted, answer, route, record) if answer is not None else None
 
-    def _handed(self, wanted: Wanted, answer: PrefillAnswer, record: Record) -> Handed:
+    def _handed(self, wanted: Wanted, answer: PrefillAnswer, route: Route, record: Record) -> Handed:
         num_tokens = answer.num_tokens or wanted.query.num_tokens
         via_store = self.setup.via is SplitVia.SHARED
         params = expecting(num_tokens, self.setup.wait_ms) if via_store else answer.where or b"null"
-        body = with_member(wanted.request.body, PARAMS, params)
+        body = with_members(wanted.request.body, wanted.api.body, {PARAMS: params})
         request = replace(wanted.request, body=body)
         num_cached = None if via_store or record.prefill is None else record.prefill.predicted_cached_tokens
-        header = PREFILL_ENGINE, (record.prefill_engine or "").encode()
-        return Handed(request, request if via_store else wanted.request, num_tokens, num_cached, header)
+        return Handed(
+            request=request,
+            again=request if via_store else wanted.request,
+            unsplit=None if via_store else route,
+            num_tokens=num_tokens,
+            num_cached=num_cached,
+            header=(PREFILL_ENGINE, (record.prefill_engine or "").encode()),
+        )
 
     def _decide(
         self, wanted: Wanted, route: Route, group: frozenset[EngineId]
@@ -225,23 +248,23 @@ class Handover:
     async def _compute(
         self, wanted: Wanted, leg: "_Leg", record: Record
     ) -> tuple[SplitVerdict, PrefillAnswer | None]:
-        """Ask prefill engines in order until one has computed the prompt."""
+        """Ask prefill engines in order until one has computed the prompt, or one has failed that may have
+        begun to: of the two that may, the other is the one that answers."""
         parts = self._parts
-        parts.budget.request(parts.clock.now_s())
         known = map(parts.fleet.get, (leg.route.target, *leg.route.fallbacks))
         walk = Walk([e for e in known if e is not None], parts.standing, parts.budget, parts.clock)
         body = prefill_body(wanted.request.body, wanted.api, self._prefill_params())
         engine: Engine | None = walk.first()
-        while engine is not None:
+        while engine is not None and parts.clock.now_s() < wanted.until_s:
             leg.record.engine = engine.id
             try:
                 return await self._try(wanted, leg, engine, body)
             except UpstreamError as error:
-                kind = kind_of(error)
-                parts.emit(AttemptFailed(engine.id, kind, record.request_id))
-                after_s = parts.clock.now_s() - record.started_s
-                record.failed.append(FailedAttempt(engine.id, kind, f"prefill: {error}", after_s))
-                engine = None if isinstance(error, OutOfTime) else walk.next(error)
+                parts.emit(noted(engine, error, record, parts.clock.now_s(), "prefill: "))
+                record.num_executions += was_executed(error)
+                engine = None if record.num_executions else walk.next(error)
+                if walk.refused:
+                    parts.emit(RetryRefused())
         return SplitVerdict.PREFILL_FAILED, None
 
     def _prefill_params(self) -> bytes:
@@ -253,40 +276,46 @@ class Handover:
         parts = self._parts
         prediction = leg.route.predictions.get(engine.id, NO_PREDICTION)
         plan = Plan(leg.query.num_tokens, prediction)
-        try:
-            with (
-                Trial(engine.breaker, parts.clock) as trial,
-                engine.load.hold(plan, parts.clock) as share,
-                parts.caches.sent(engine.id, leg.query, wanted.reading) as placement,
-            ):
-                left_s = wanted.until_s - parts.clock.now_s()
-                reply = await ask_plainly(engine, wanted.request.target, wanted.head, body, left_s)
-                try:
-                    self._judge(engine, reply.status, pause_asked(reply.headers))
-                    share.first_byte(reply.status)
-                    parts.caches.first_byte(engine.id, placement, reply.status)
-                    if reply.status != 200:
-                        return SplitVerdict.PREFILL_REFUSED, None
-                    answer = read_answer(await whole_body(reply))
-                finally:
-                    reply.close()
-                trial.signal = Signal.OK
-        except UpstreamError as error:
-            if kind_of(error) in _NOT_REACHED and not isinstance(error, OutOfTime):
-                engine.health.connection_failed(str(error))
-            raise
+        with (
+            Trial(engine, parts.clock) as trial,
+            engine.load.hold(plan, parts.clock) as share,
+            parts.caches.sent(engine.id, leg.query, wanted.reading) as placement,
+        ):
+            left_s = wanted.until_s - parts.clock.now_s()
+            try:
+                async with asyncio.timeout(left_s * MOST_OF_TIME):
+                    answer = await self._ask(wanted, engine, body, share, placement)
+            except TimeoutError:
+                share_of = f"{MOST_OF_TIME:.0%} of what was left of router.total_timeout_s"
+                text = f"the engine took longer than {share_of}"
+                raise UpstreamTimeout(text) from None
+            except UpstreamStalled as error:
+                raise UpstreamTimeout(str(error)) from error
+            except UpstreamBroken as error:
+                raise UpstreamUnreachable(str(error)) from error
+            if answer is None:
+                return SplitVerdict.PREFILL_REFUSED, None
+            trial.signal = Signal.OK
         self._learn(leg, engine, share, prediction, answer)
         if self.setup.via is SplitVia.NIXL and answer.where is None:
             return SplitVerdict.NOT_HANDED_OVER, None
         return SplitVerdict.SPLIT, answer
 
-    def _judge(self, engine: Engine, status: int, pause_s: float | None) -> None:
-        """Raises Declined for an answer after which another engine may be asked."""
-        kind = kind_of_status(status, pause_s) if status >= 400 else None
-        if kind is AttemptFailure.BUSY and pause_s is not None:
-            self._parts.standing.rest(engine, pause_s)
-        if kind is not None:
-            raise Declined(engine, status, kind)
+    async def _ask(
+        self, wanted: Wanted, engine: Engine, body: bytes, share: Share, placement: Placement
+    ) -> PrefillAnswer | None:
+        """One engine's answer; None: it refused the request. Raises UpstreamError and UpstreamBroken."""
+        parts = self._parts
+        reply = await ask_plainly(engine, wanted.request.target, wanted.head, body, math.inf)
+        try:
+            failure = failure_of(engine, reply, parts.standing)
+            if failure is not None:
+                raise Declined(engine, reply.status, failure)
+            share.first_byte(reply.status)
+            parts.caches.first_byte(engine.id, placement, reply.status)
+            return read_answer(await whole_body(reply)) if reply.status == 200 else None
+        finally:
+            reply.close()
 
     def _learn(
         self, leg: "_Leg", engine: Engine, share: Share, prediction: Prediction, answer: PrefillAnswer
@@ -298,9 +327,9 @@ class Handover:
         record.num_prompt_tokens = answer.num_tokens or leg.query.num_tokens
         if leg.query.token_ids:
             num_cached = match.total if reported is None else reported
-            engine.costs.observe(share.finished(num_cached, record.num_prompt_tokens))
-        if reported is not None and reported < match.total and match.shared > match.host:
-            self._parts.caches.index.refute_shared(engine.id, leg.query, reported)
+            finished = share.finished(num_cached, record.num_prompt_tokens)
+            engine.costs.observe(replace(finished, answer_s=math.nan))  # one token: no answer's length
+        self._parts.caches.compare(engine.id, leg.query, match, reported)
         self._parts.check.answered(engine, leg.query, leg.matched.told.get(engine.id), record)
 
 

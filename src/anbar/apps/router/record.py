@@ -45,6 +45,8 @@ class Record(RequestFacts, kw_only=True):
     failed: list[FailedAttempt] = msgspec.field(default_factory=list)
     prefill: "Record | None" = None
     """Of the first leg of a split request: who computed the prompt."""
+    num_executions: int = 0
+    """Prefill engines that failed on it after they had it."""
     e2e_s: float | None = None
     """None while it runs."""
 

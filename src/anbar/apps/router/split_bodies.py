@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from anbar.adapters.http.openai import ApiRequest
-from anbar.adapters.http.rewrite import with_member
+from anbar.adapters.http.rewrite import with_members
 
 PARAMS = "kv_transfer_params"
 
@@ -50,11 +50,8 @@ def can_be_split(api: ApiRequest) -> bool:
 
 def prefill_body(body: bytes, api: ApiRequest, params: bytes) -> bytes:
     """The request whose answer ends with its first token."""
-    body = with_member(with_member(body, "max_tokens", b"1"), PARAMS, params)
-    for name, value in _ONE_TOKEN.items():
-        if api.body.get(name) is not None:
-            body = with_member(body, name, value)
-    return body
+    present = {name: value for name, value in _ONE_TOKEN.items() if api.body.get(name) is not None}
+    return with_members(body, api.body, {"max_tokens": b"1", PARAMS: params, **present})
 
 
 def expecting(num_tokens: int, wait_ms: int) -> bytes:

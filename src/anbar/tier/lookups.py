@@ -25,8 +25,8 @@ MAX_LOADS = 2
 too small for the requests that wait together, which evict each other's promotions."""
 
 ASK_AGAIN_S = 0.01
-"""Between two questions for a key that is expected and was missing: a fraction of what computing takes, and a
-hundred questions a second are no load for a store."""
+"""Between two questions for a key that is expected and was missing: a fraction of what computing takes. Each
+question costs a store a look for each key."""
 
 
 class Answer(Enum):

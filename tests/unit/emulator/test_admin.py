@@ -68,6 +68,8 @@ def test_possible_bodies(post: Post, deaths: list[float]) -> None:
     """Bounds are allowed themselves, and whole numbers where others are."""
     assert json.loads(post("/emulator/pace", '{"step_s": 86400}').body)["step_s"] == 86400
     assert json.loads(post("/emulator/events", '{"drop": 0}').body)["drop"] == 0
+    spoiled = {"drop": 1, "lose": 2, "duplicate": 3, "swap": 4, "mute": 5}
+    assert json.loads(post("/emulator/events", json.dumps(spoiled)).body) == spoiled
     post("/emulator/fault", '{"kind": "status", "count": 0, "status": 599, "retry_after_s": null}')
     post("/emulator/die", '{"for_s": -1}')
     assert deaths == [-1]

@@ -1,7 +1,7 @@
 """The emulator's own calls, `/emulator/...`: faults, pace, death. `GET /emulator` describes them."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from anbar.adapters.http.message import Answer, Request
 from anbar.apps.emulator.body import parse_json
@@ -108,9 +108,9 @@ class Admin:
         return {"armed": fault.kind.value}
 
     def _spoil_events(self, wanted: EventFaults) -> Json:
-        faults = self._state.event_faults
-        faults.drop, faults.lose = wanted.drop, wanted.lose
-        faults.duplicate, faults.swap = wanted.duplicate, wanted.swap
+        faults = self._state.event_faults  # changed in place: publishers hold it
+        for field in fields(wanted):
+            setattr(faults, field.name, getattr(wanted, field.name))
         return asdict(faults)
 
     def _set_pace(self, pace: Pace) -> Json:

@@ -32,6 +32,7 @@ from tests.integration.stack import (
     text_prompt,
 )
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEFORE_FIRST_BYTE = [
@@ -300,19 +301,30 @@ async def test_all_engines_down_and_back(stack: Stack) -> None:
 
 
 async def test_drain_has_an_end(tokenizer_dir: Path, socket_dir: Path) -> None:
-    """A stream that does not end within the drain timeout is cut, and cancelled in the engine."""
+    """A stream that does not end within the drain timeout ends with an error event, an answer that has not
+    begun is a 503, both count as the router's doing, and both are cancelled in the engine."""
     setup = Setup(tokenizer_dir, socket_dir, num_engines=1, router={"drain_timeout_s": 0.5})
     async with engines_of(setup) as engines, AsyncExitStack() as clients:
-        engines["e0"].pace.cost = steady(step_s=0.05)
+        engine, port = engines["e0"], free_port()
         loop = asyncio.get_running_loop()
-        port = free_port()
-        async with running_router(setup.write(engines, port)):
+        async with running_router(setup.write(engines, port)) as log:
             await eventually(lambda: is_ready(port))
-            await clients.enter_async_context(open_stream(port, completion("a", max_tokens=8000)))
+            engine.pace.cost = steady(step_s=0.05)
+            stream = await clients.enter_async_context(open_stream(port, completion("a", max_tokens=8000)))
+            asked = asyncio.create_task(call(port, "POST", COMPLETIONS, completion("b", max_tokens=8000)))
+            await eventually(lambda: engine.records.num_open == 2)
             began_s = loop.time()
         assert loop.time() - began_s > 0.4
-        await eventually(lambda: engines["e0"].records.num_open == 0)
-        assert engines["e0"].records.seen[0].ending is Ending.CANCELLED
+        *_, last = await asyncio.wait_for(read_events(stream), PATIENCE_S)
+        assert json.loads(last)["error"]["code"] == "router_stopped"
+        answer = await asyncio.wait_for(asked, PATIENCE_S)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "router_stopped")
+        assert answer.headers["retry-after"] == "1"
+        await eventually(lambda: engine.records.num_open == 0)
+        assert {seen.ending for seen in engine.records.seen} == {Ending.CANCELLED}
+        lines = [json.loads(line) for line in log.getvalue().splitlines()]
+        ends = {(line["outcome"], line["status"]) for line in lines if "outcome" in line}
+        assert ends == {("broken", 200), ("broken", 503)}
 
 
 async def test_sick_core_behind_a_living_server(stack: Stack) -> None:

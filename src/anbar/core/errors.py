@@ -7,7 +7,8 @@ AnbarError
 │   ├── UpstreamUnreachable   connect refused, reset, closed
 │   └── UpstreamTimeout       no first byte within the limit
 ├── UpstreamBroken     an engine failed after its first byte
-│   └── UpstreamStalled       it sent nothing for too long
+│   ├── UpstreamStalled       it sent nothing for too long
+│   └── RouterStopped         the router ends and reads no further
 ├── NoEngine           nothing can serve the request now: 503
 ├── WireError          an engine's event or probe answer cannot be understood: names the part
 ├── LookFailed         where engines are listed could not be read, or names none
@@ -66,11 +67,25 @@ class UpstreamTimeout(UpstreamError):
 
 
 class UpstreamBroken(AnbarError):
-    """An engine failed after the first byte of its answer."""
+    """An engine failed after the first byte of its answer. `kind` and `code` are OpenAI's `error.type` and
+    `error.code` in the stream's last event."""
+
+    kind = "upstream_error"
+    code = "engine_failed"
 
 
 class UpstreamStalled(UpstreamBroken):
     """An engine sent nothing for too long in the middle of its answer."""
+
+
+class RouterStopped(UpstreamBroken):
+    """The router ends, and nobody reads the rest of the answer."""
+
+    kind = "service_unavailable"
+    code = "router_stopped"
+
+    def __init__(self) -> None:
+        super().__init__("The router was stopped before this answer was complete. Try again.")
 
 
 class NoEngine(AnbarError):

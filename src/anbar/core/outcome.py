@@ -26,7 +26,7 @@ class Outcome(Enum):
     UPSTREAM_FAILED = "upstream_failed"
     """Every engine that was tried failed before its first byte."""
     BROKEN = "broken"
-    """The engine failed after its first byte: the client saw an error."""
+    """The engine failed after its first byte, or the router was stopped: the client saw an error."""
     CLIENT_GONE = "client_gone"
     INTERNAL = "internal"
     """A defect of ours."""

@@ -87,6 +87,9 @@ nothing can be served, and somebody may ask whether the process is alive."""
 INTRODUCED_S = 3.0
 """How long a router looks for others before it begins to learn of its engines by itself."""
 
+FAREWELL_S = 1.0
+"""How long clients whose answers are cut have to take the last words about that."""
+
 
 class Router:
     """One router. `environ` is where engines' API keys are looked up, `sink` takes the log.
@@ -349,8 +352,9 @@ class Router:
         """Stop everything at once; what still runs is cut."""
         if self._reloading is not None:
             self._reloading.cancel()
-        await self._server.stop()
         await self.flow.stop()
+        await self._server.drain(FAREWELL_S)
+        await self._server.stop()
         if self.exchange is not None and self._together is not None:
             await self._together.stop()
             await self._idempotency.stop()

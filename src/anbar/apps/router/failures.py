@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from anbar.adapters.http.message import Answer, Header, error_answer
-from anbar.core.errors import NoEngine, RequestError, UpstreamError, UpstreamTimeout
+from anbar.core.errors import NoEngine, RequestError, RouterStopped, UpstreamError, UpstreamTimeout
 
 RETRY_AFTER_S = 1
 """What clients are told when no engine is ready: the next probes come within a second."""
@@ -34,6 +34,13 @@ def upstream_failed(error: UpstreamError, headers: Sequence[Header]) -> Answer:
     else:
         shape = RequestError(str(error), status=502, kind="upstream_error", code="engine_unreachable")
     return error_answer(shape, headers)
+
+
+def stopped(headers: Sequence[Header]) -> Answer:
+    """503: the router ends before the answer began."""
+    error = RouterStopped()
+    shape = RequestError(str(error), status=503, kind=error.kind, code=error.code)
+    return error_answer(shape, (*headers, (b"retry-after", b"%d" % RETRY_AFTER_S)))
 
 
 def internal(headers: Sequence[Header]) -> Answer:

@@ -24,7 +24,7 @@ from anbar.adapters.http.server import Exchange
 from anbar.apps.router.caches import Caches, Matched, imprecise
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.explain import ExplainLog
-from anbar.apps.router.failures import internal, no_engine, overloaded, upstream_failed
+from anbar.apps.router.failures import internal, no_engine, overloaded, stopped, upstream_failed
 from anbar.apps.router.forward import Forwarder, ForwardParts, Job
 from anbar.apps.router.handover import Handed, Handover, Wanted
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
@@ -104,6 +104,7 @@ class Flow:
         self._matched: tuple[RouteQuery | None, Matched] = None, Matched()
         self._forwarder = _forwarder(parts)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     def start(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Serve an exchange."""
@@ -117,7 +118,8 @@ class Flow:
         self.parts, self._forwarder = parts, _forwarder(parts)
 
     async def stop(self) -> None:
-        """Give up what still runs."""
+        """Give up what still runs, and tell its clients; what comes from now on is refused."""
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -133,9 +135,11 @@ class Flow:
         try:
             await self._serve(exchange, endpoint, record)
         except asyncio.CancelledError:
-            gone = exchange.over
-            record.ended(Outcome.CLIENT_GONE if gone else Outcome.BROKEN, CLIENT_CLOSED if gone else 503)
-            exchange.cut()
+            if exchange.over:
+                record.ended(Outcome.CLIENT_GONE, CLIENT_CLOSED)
+            else:  # the router ends
+                exchange.closing = True
+                self._answer_failure(exchange, record, Outcome.BROKEN, stopped(ids))
         except RequestError as error:
             record.ended(Outcome.REFUSED, error.status)
             exchange.answer(error_answer(error, ids))
@@ -163,6 +167,8 @@ class Flow:
 
     async def _serve(self, exchange: Exchange, endpoint: Endpoint, record: Record) -> None:
         parts = self.parts
+        if self._stopping:
+            raise asyncio.CancelledError
         check_content_type(exchange.request)
         api = parse(endpoint, exchange.request.body, parts.client_kv)
         record.stream = api.stream

@@ -52,7 +52,7 @@ from anbar.apps.router.relay import Relay
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.standing import Standing
 from anbar.core.clock import Clock
-from anbar.core.errors import UpstreamBroken, UpstreamError
+from anbar.core.errors import RouterStopped, UpstreamBroken, UpstreamError
 from anbar.core.fleet import NO_PREDICTION, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import AttemptFailure, Emit, Outcome, RetryRefused
@@ -251,6 +251,11 @@ class Forwarder:
         relay.attach(reply)
         try:
             whole = relay.done.result() if relay.done.done() else await self._whole(job, relay)
+        except asyncio.CancelledError:
+            if job.exchange.over:
+                raise
+            whole = False  # the client is there: the router ends
+            relay.broke(RouterStopped(), Signal.NOTHING)
         finally:
             gaps = relay.pace.told()
             record.num_chunks, record.gap_counts, record.mean_gap_s, record.max_gap_s = gaps

@@ -150,7 +150,7 @@ class Relay:
         if error is None:
             return
         if self._events:
-            event = b"data: " + error_body(str(error), "upstream_error", "engine_failed") + _EVENT_END
+            event = b"data: " + error_body(str(error), error.kind, error.code) + _EVENT_END
             whole = self._passed_plain or self.tail.bytes().endswith(_EVENT_END)
             whole = whole or bool(self._sieve is not None and self._sieve.held)
             self._exchange.write(event if whole else _EVENT_END + event)

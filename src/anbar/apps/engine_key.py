@@ -40,6 +40,12 @@ def _read(engine: EngineConfig, environ: Mapping[str, str]) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"engines: the API key file of {engine.name!r}, {engine.api_key_file}, cannot be read: "
-                f"{type(error).__name__}"
+                f"{_why(error)}"
             ) from error
     return None
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    return (error.strerror or type(error).__name__).lower()

@@ -39,7 +39,8 @@ async def explanation(url: str, request_id: str | None, as_json: bool) -> str:
         pool.close()
     text = answer.body.decode("utf-8", "replace")
     if answer.status != 200:
-        raise StackError(f"{url}: {_message(answer.body) or f'status {answer.status}'}")
+        no_router = f"what answers is no Anbar router: it gave {path} status {answer.status}"
+        raise StackError(f"{url}: {_message(answer.body) or no_router}")
     return text if text.endswith("\n") else text + "\n"
 
 

@@ -31,8 +31,8 @@ class Listing:
 def read_document(text: str) -> Document:
     """Parse `text`. What is wrong with it is in `problems`; then `data` holds what could be read."""
     data, lines, problems = _parse(text)
-    if data is None:
-        data = {}
+    if data is None and not problems:
+        problems = (Problem((), "holds no settings; {} is a file with the defaults", line=1),)
     if problems and not lines:
         return Document({}, {}, problems)
     if not isinstance(data, dict):

@@ -112,6 +112,8 @@ def test_wrong_overrides(key: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("", "anbar.yaml:1: holds no settings; {} is a file with the defaults"),
+        ("# all\n# commented out\n", "anbar.yaml:1: holds no settings"),
         ("router: {prot: 1}", "anbar.yaml:1: router.prot: unknown key; did you mean `port`?"),
         ("cache:\n  mode: lmcache", "anbar.yaml:2: cache.mode: is 'lmcache'; allowed: none, native, shared"),
         ("router:\n  port: '80'", "anbar.yaml:2: router.port: is '80'; allowed: a whole number"),

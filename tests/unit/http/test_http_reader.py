@@ -147,3 +147,18 @@ def test_a_body_of_tiny_chunks_takes_the_memory_of_its_bytes() -> None:
     incoming = reader.pop()
     assert incoming is not None
     assert incoming.request(peer_is_local=False).body == b"ab" * num_chunks
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (b"http://a:1/health?x=http://b/", b"/health?x=http://b/"),
+        (b"HTTP://a:1", b"/"),
+        (b"http://a:1?x", b"/?x"),
+    ],
+)
+def test_absolute_targets_are_accepted(target: bytes, expected: bytes) -> None:
+    """As a proxy is asked: path and query are the target's, and its host counts, not the Host header's."""
+    incoming, reader = only(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+    assert reader.refusal is None
+    assert (incoming.target, incoming.headers) == (expected, [(b"host", b"a:1")])

@@ -1,5 +1,6 @@
 """From bytes to requests, without sockets: the parser, its limits, and what it refuses."""
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
@@ -11,6 +12,7 @@ from anbar.adapters.http.limits import ServerLimits
 from anbar.adapters.http.message import Header, Request, render_headers
 from anbar.core.errors import RequestError
 
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 HTTP2_PREFACE = b"PRI * HTTP/2"
 _UPGRADE_HEADERS = frozenset((b"upgrade", b"connection", b"http2-settings"))
 
@@ -231,6 +233,8 @@ class RequestReader:
         incoming.keep_alive = parser.should_keep_alive()
         incoming.in_body = True
         self._check_head(incoming)
+        if incoming.target[:1] not in (b"/", b"*"):
+            _take_origin_form(incoming)
         if parser.should_upgrade():
             self._upgrading = True
 
@@ -301,3 +305,14 @@ class RequestReader:
     def _refuse(self, message: str, status: int) -> None:
         self.refusal = RequestError(message, status=status)
         raise self.refusal
+
+
+def _take_origin_form(incoming: Incoming) -> None:
+    """A target with scheme and host, as proxies get it, has to be accepted, and its host counts in the place
+    of the Host header's (RFC 9112, 3.2.2)."""
+    whole = _ABSOLUTE_FORM.fullmatch(incoming.target)
+    if whole is None or incoming.method == b"CONNECT":
+        return
+    authority, rest = whole.groups()
+    incoming.target = rest if rest.startswith(b"/") else b"/" + rest
+    incoming.headers = [(name, authority if name == b"host" else value) for name, value in incoming.headers]

@@ -62,7 +62,7 @@ class ExplainedAttempt(msgspec.Struct, frozen=True):
 
     engine: str
     failure: str
-    """`unreachable`, `timeout`, `unavailable` or `no_descriptor`."""
+    """`unreachable`, `timeout`, `unavailable`, `busy` (it asked for a pause), `error` or `no_descriptor`."""
     detail: str
     after_ms: float
     """When it had failed, from the request's arrival."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from anbar.config.discover import DiscoverConfig, Records
+from anbar.config.exchange_checks import check_exchange
 from anbar.config.managed import EMULATED_ARGS, MANAGED_ARGS, MANAGED_ENV, managed_flag
 from anbar.config.models import AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import KeyPath, Problem
@@ -28,6 +29,7 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     yield from _targets(config)
     yield from _self_check(config)
     yield from check_roles(config)
+    yield from check_exchange(config)
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:

@@ -34,5 +34,5 @@ class ExchangeConfig(ConfigModel):
     nowhere."""
 
     secret_file: NamedPath | None = None
-    """File with the secret that all routers share, of 32 bytes at least, readable by its owner only. Needed
+    """File with the secret that all routers share, of 32 bytes at least, not readable by everybody. Needed
     with `listen` and with `router.peers`."""

@@ -264,6 +264,9 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
     if router.record.path is not None:
         record = router.record.model_copy(update={"path": place(router.record.path)})
         router = router.model_copy(update={"record": record})
+    if router.exchange.secret_file is not None:
+        exchange = router.exchange.model_copy(update={"secret_file": link(router.exchange.secret_file)})
+        router = router.model_copy(update={"exchange": exchange})
     store = config.cache.store
     if store.path is not None:
         store = store.model_copy(update={"path": place(store.path)})

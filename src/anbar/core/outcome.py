@@ -310,4 +310,8 @@ class FleetGauges:
     num_recorded: int = 0
     num_record_dropped: int = 0
     num_record_failed: int = 0
+    num_followed: int = 0
+    """Other routers whose changes are heard."""
+    num_exchange_dropped: int = 0
+    """Changes that others did not get one by one, since they read too slowly."""
     discovery: tuple[DiscoveryGauges, ...] = ()

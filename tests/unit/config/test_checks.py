@@ -17,6 +17,20 @@ def engine(**values: object) -> dict[str, object]:
     return {"name": "a", **values}
 
 
+def test_an_exchange_needs_a_secret_and_ports() -> None:
+    """Over the network there is a secret, and each worker's port is one, and not the router's own."""
+    listen, secret = "router.exchange.listen", "router.exchange.secret_file"
+
+    def found(first: int, **more: object) -> dict[str, str]:
+        exchange = {"listen": f"10.0.0.5:{first}", "secret_file": "/s"}
+        return problems(router={"port": 8000, "workers": 4, "exchange": exchange, **more})
+
+    assert found(7000) == found(7996) == found(65532) == {}
+    assert list(found(7997)) == list(found(8000)) == list(found(65533)) == [listen]
+    assert list(problems(router={"peers": ["a:1"]})) == [secret]
+    assert list(problems(router={"exchange": {"listen": "a:1"}})) == [secret]
+
+
 def test_defaults_have_no_problems() -> None:
     """The configuration without a file is right."""
     assert problems() == {}

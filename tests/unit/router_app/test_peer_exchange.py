@@ -1,31 +1,35 @@
 """Between routers: what a slow reader gets, what a stranger gets, and which configurations are refused."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from scripted import engine_at
 from tests.ports import free_port
 from tests.waiting import until, within
 
 from anbar.adapters.peers.channel import LARGE_BYTES, Channel
 from anbar.adapters.peers.connect import LOST, Address, Local, Remote, dialled
 from anbar.apps.router.changes import Anew, Drains, Placed, decode
-from anbar.apps.router.exchange import Answers, ExchangeParts, Hello, PeerExchange, Welcome
+from anbar.apps.router.engine import Fleet
+from anbar.apps.router.exchange import FIRST_PAUSE_S, Answers, ExchangeParts, Hello, PeerExchange, Welcome
 from anbar.apps.router.exchange_setup import Addresses, is_shared, listens_at, ports_of, secret_of
 from anbar.apps.router.sharing import PeerShare, Told, packed
 from anbar.apps.router.worker import Worker
 from anbar.config.models import RouterConfig
+from anbar.core.clock import ManualClock
 from anbar.core.cost import PrefillWork
 from anbar.core.errors import ConfigError
 from anbar.core.ids import ChainHash, EngineId
+from anbar.route.placements import Placements
 from anbar.route.waiting import QueuedPrompt
 
 A = EngineId("a")
 PROMPT = QueuedPrompt(PrefillWork(1, 1), 0.1, True)
 
 
-def exchange_at(path: Path, told: Told, answers: Mapping[str, Answers] | None = None) -> PeerExchange:
+def exchange_at(at: Path | Remote, told: Told, answers: Mapping[str, Answers] | None = None) -> PeerExchange:
     async def nobody() -> Sequence[Address]:
         return ()
 
@@ -35,7 +39,7 @@ def exchange_at(path: Path, told: Told, answers: Mapping[str, Answers] | None = 
     parts = ExchangeParts(
         told=told,
         share=no_share,
-        listen=(Local(path),),
+        listen=(at if isinstance(at, Remote) else Local(at),),
         resolve=nobody,
         drained=lambda: [Drains("a", True, 1.0)],
         on_drains=lambda word: None,
@@ -44,9 +48,26 @@ def exchange_at(path: Path, told: Told, answers: Mapping[str, Answers] | None = 
     return PeerExchange(parts, answers or {})
 
 
+def following(
+    resolve: Callable[[], Awaitable[Sequence[Address]]],
+    on_failure: Callable[[str, str], None] = lambda name, failure: None,
+) -> PeerExchange:
+    engine = engine_at(1, "a")
+
+    def share() -> PeerShare:
+        return PeerShare(Fleet([engine]), Placements(), ManualClock())
+
+    parts = ExchangeParts(
+        Told(), share, (), resolve, tuple, lambda word: None, lambda event: None, on_failure=on_failure
+    )
+    return PeerExchange(parts, {})
+
+
 async def follow(channel: Channel, version: int = 1) -> Welcome:
     channel.send(msgspec.msgpack.encode(Hello(version, "me", "follow")))
-    return msgspec.msgpack.decode(await within(channel.receive()), type=Welcome)
+    welcome = msgspec.msgpack.decode(await within(channel.receive()), type=Welcome)
+    channel.send(b"")
+    return welcome
 
 
 async def all_of(channel: Channel) -> None:
@@ -151,3 +172,57 @@ async def test_addresses(tmp_path: Path) -> None:
         Local(tmp_path / "2.sock"),
         Remote("127.0.0.1", 7000, b"s"),
     ]
+
+
+async def test_addresses_that_nobody_has_any_more_are_forgotten(path: Path) -> None:
+    """Names stand for other addresses with every look: only those that they stand for now, and one where a
+    router is followed, are dialled."""
+    told, looks = Told(), 0
+    other = exchange_at(path, told)
+    await other.start()
+
+    async def resolve() -> Sequence[Address]:
+        nonlocal looks
+        looks += 1
+        gone = Local(path.with_suffix(f".gone{looks}"))
+        return (gone, Local(path)) if looks == 1 else (gone,)
+
+    own = following(resolve)
+    for count in range(1, 4):
+        await own.look()
+        await until(lambda: len(own.followed) == 1)
+        dialled_now = {Local(path), Local(path.with_suffix(f".gone{count}"))}
+        assert set(own.dialling) == dialled_now
+    await other.stop()
+    await until(lambda: not own.followed)
+    await own.look()
+    assert set(own.dialling) == {Local(path.with_suffix(".gone4"))}
+    await own.stop()
+
+
+async def test_why_a_router_is_not_followed_is_told_once(path: Path) -> None:
+    """An address where nobody listens, then one that has another secret, then one that is right: each reason
+    is told once, however often it is tried, and once it is followed it is tried at short pauses again."""
+    port, told = free_port(), list[str]()
+    own_secret, other_secret = b"s" * 32, b"t" * 32
+    address = Remote("127.0.0.1", port, own_secret)
+
+    async def resolve() -> Sequence[Address]:
+        return (address,)
+
+    own = following(resolve, lambda name, failure: told.append(failure))
+    await own.look()
+    await until(lambda: own.peers[address].pause_s > 2 * FIRST_PAUSE_S)
+    assert len(told) == 1
+    wrong = exchange_at(Remote("127.0.0.1", port, other_secret), Told())
+    await wrong.start()
+    await until(lambda: len(told) > 1)
+    assert told[1:] == ["a peer ends the connection: it has another secret"]
+    await wrong.stop()
+    right = exchange_at(Remote("127.0.0.1", port, own_secret), Told())
+    await right.start()
+    await until(lambda: bool(own.followed))
+    await until(lambda: own.peers[address].pause_s == FIRST_PAUSE_S)
+    assert not own.peers[address].failure
+    await right.stop()
+    await own.stop()

@@ -88,7 +88,10 @@ class Channel:
         ours = secrets.token_bytes(NONCE_BYTES)
         nonces = theirs + ours
         self._writer.write(ours + _proof(secret, b"client", nonces))
-        proof = await self._reader.readexactly(32)
+        try:
+            proof = await self._reader.readexactly(32)
+        except EOFError as error:
+            raise WireError("a peer ends the connection: it has another secret") from error
         if not hmac.compare_digest(proof, _proof(secret, b"server", nonces)):
             raise WireError("a peer does not know the secret")
         self._ours = Seal(_proof(secret, b"to server", nonces))

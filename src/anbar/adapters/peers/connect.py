@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from anbar.adapters.peers.channel import HANDSHAKE_S, Channel
@@ -27,7 +27,7 @@ class Remote:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
 
 
 Address = Local | Remote

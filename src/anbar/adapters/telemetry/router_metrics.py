@@ -74,11 +74,14 @@ FLEET_GAUGES = {
     "anbar_router_config_generation": "Number of the configuration in force; 1 is the one of the start.",
     "anbar_router_config_refused": "1 while the last configuration that was read is refused.",
     "anbar_router_config_needs_restart": "Keys of the file that apply only after a restart.",
+    "anbar_router_followed_routers": "Other routers whose requests are counted here.",
 }
 FLEET_COUNTERS = {
     "anbar_router_recorded_requests": "Requests written to the block log.",
     "anbar_router_record_dropped_requests": "Requests not written to the block log because too many waited.",
     "anbar_router_record_failed_requests": "Requests that the file of the block log did not take.",
+    "anbar_router_exchange_dropped_changes": "Changes that other routers did not get one by one, since they "
+    "read too slowly.",
 }
 
 
@@ -141,7 +144,12 @@ class _FleetCollector(Collector):
         yield from discovery_metrics.families(fleet)
         for (name, text), value in zip(FLEET_GAUGES.items(), _totals(fleet), strict=True):
             yield GaugeMetricFamily(name, text, value=float(value))
-        counts = (fleet.num_recorded, fleet.num_record_dropped, fleet.num_record_failed)
+        counts = (
+            fleet.num_recorded,
+            fleet.num_record_dropped,
+            fleet.num_record_failed,
+            fleet.num_exchange_dropped,
+        )
         for (name, text), value in zip(FLEET_COUNTERS.items(), counts, strict=True):
             yield CounterMetricFamily(name, text, value=float(value))
 
@@ -159,6 +167,7 @@ def _totals(fleet: FleetGauges) -> tuple[float, ...]:
         fleet.config_generation,
         fleet.config_refused,
         fleet.num_config_needs_restart,
+        fleet.num_followed,
     )
 
 

@@ -170,18 +170,22 @@ class Router:
             told=told,
             share=lambda: PeerShare(self.fleet, caches.placements, clock),
             listen=listens_at(router, worker, secret),
-            resolve=Addresses(router, worker, secret),
+            resolve=Addresses(router, worker, secret, self._peer_failed),
             drained=self._drains.all,
             on_drains=lambda word: self._drains.heard(word, self.fleet, self.emit),
             emit=self.emit,
             port=port,
             num_ports=num_ports,
+            on_failure=self._peer_failed,
         )
         own = Own(self.fleet, self._feed, self.explanations, self._metrics.render)
         exchange = PeerExchange(parts, {**answers_of(own), **self._idempotency.answers()})
         self._together = Together(exchange, own, worker.parent if worker is not None else None, self.emit)
         self._feed.siblings = self._together.snapshot
         return exchange
+
+    def _peer_failed(self, peer: str, failure: str) -> None:
+        self._log.line("peer_failed", {"peer": peer, "error": failure})
 
     def _handover(self, caches: Caches, budget: RetryBudget, clock: Clock) -> Handover:
         parts = HandoverParts(self.fleet, caches, self._check, self._standing, budget, self.emit, clock)
@@ -394,6 +398,8 @@ class Router:
             num_recorded=self.recorder.stats.num_written,
             num_record_dropped=self.recorder.stats.num_dropped,
             num_record_failed=self.recorder.stats.num_failed,
+            num_followed=len(self.exchange.followed) if self.exchange is not None else 0,
+            num_exchange_dropped=self.exchange.num_dropped if self.exchange is not None else 0,
             draining=self.state.life is Life.DRAINING,
             config_generation=self.reloader.state.generation,
             config_refused=bool(self.reloader.state.refusal),

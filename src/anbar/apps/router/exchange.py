@@ -72,11 +72,27 @@ class Follower:
     is_behind: bool = False
 
 
+@dataclass(eq=False)
+class Peer:
+    """An address that is dialled."""
+
+    pause_s: float = FIRST_PAUSE_S
+    """Before the next try."""
+    failure: str = ""
+    """Why the last try was in vain."""
+    siblings: tuple[Address, ...] = ()
+    """Those that it has named."""
+
+
+def _nowhere(address: str, failure: str) -> None:
+    """Nobody reads it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangeParts:
     """What an exchange works with. `resolve` gives the addresses that are to be dialled now; `port` and
     `num_ports` are where this router and its siblings listen, for others; `drains` hears of drained
-    engines."""
+    engines, `on_failure` of an address of the network that cannot be followed for a reason that is new."""
 
     told: Told
     share: Callable[[], PeerShare]
@@ -87,6 +103,7 @@ class ExchangeParts:
     emit: Emit
     port: int = 0
     num_ports: int = 0
+    on_failure: Callable[[str, str], None] = _nowhere
 
 
 class PeerExchange:
@@ -102,7 +119,9 @@ class PeerExchange:
         self.num_dropped = 0
         """Changes that a reader did not get because it was behind."""
         self._followers: set[Follower] = set()
-        self._dialling: dict[Address, asyncio.Task[None]] = {}
+        self.dialling: dict[Address, asyncio.Task[None]] = {}
+        self.peers: dict[Address, Peer] = {}
+        """What became of dialling them."""
         self._not_tried: set[Address] = set()
         self._has_looked = asyncio.Event()
         self._listener = Listener(self._serve)
@@ -128,7 +147,7 @@ class PeerExchange:
 
     async def stop(self) -> None:
         """End all connections."""
-        tasks = [*self._tasks, *self._dialling.values()]
+        tasks = [*self._tasks, *self.dialling.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -173,22 +192,21 @@ class PeerExchange:
         message = encode([])
         while True:
             await asyncio.sleep(BEAT_S)
+            self._outbox_now()  # or who gets everything now would get this twice
             for follower in self._followers:
                 self._send(follower, message, 0)
 
     # Who comes
 
     async def _serve(self, channel: Channel) -> None:
-        hello = _read(await channel.receive(), Hello)
-        if hello.version != VERSION:
-            raise WireError(f"a peer speaks version {hello.version}")
-        parts = self._parts
+        hello, parts = _read(await channel.receive(), Hello), self._parts
         channel.send(msgspec.msgpack.encode(Welcome(VERSION, self.router, parts.port, parts.num_ports)))
+        if hello.version != VERSION:  # who has dialled sees ours
+            raise WireError(f"a peer speaks version {hello.version}")
         if hello.wants != _FOLLOW:
             await self._answer(channel, hello.wants)
             return
-        if hello.router == self.router:
-            return
+        await channel.receive()  # who follows us already, under another address, goes without
         follower = Follower(channel)
         self._outbox_now()
         channel.send(self._everything())
@@ -209,7 +227,7 @@ class PeerExchange:
         answers = self._answers.get(wants)
         if answers is None:
             raise WireError(f"a peer asks for {wants[:40]!r}")
-        await answers(channel, await channel.receive(LARGE_BYTES))
+        await answers(channel, await channel.receive())
 
     # Whom this router follows
 
@@ -217,42 +235,69 @@ class PeerExchange:
         """Dial whoever there is, and look again for others now and then."""
         while True:
             try:
-                for address in await self._parts.resolve():
-                    self._dial(address)
+                await self.look()
             except Exception as error:  # noqa: BLE001 - the supervisor of the search for peers
                 self._parts.emit(SupervisorCaught("peers", type(error).__name__))
             self._has_looked.set()
             await asyncio.sleep(LONGEST_PAUSE_S)
 
+    async def look(self) -> None:
+        """Dial whom the names stand for now, and nobody else."""
+        found = await self._parts.resolve()
+        for address in found:
+            self._dial(address)
+        self._forget_all_but(found)
+
     def _dial(self, address: Address) -> None:
-        if address not in self._dialling:
-            task = asyncio.get_running_loop().create_task(self._follow(address))
-            self._dialling[address] = task
+        if address not in self.dialling:
+            peer = self.peers[address] = Peer()
+            task = asyncio.get_running_loop().create_task(self._follow(address, peer))
+            self.dialling[address] = task
             self._not_tried.add(address)
 
-    async def _follow(self, address: Address) -> None:
-        pause_s = FIRST_PAUSE_S
+    def _forget_all_but(self, found: Sequence[Address]) -> None:
+        """An address that names no longer stand for, where nobody is followed, and that nobody names who is
+        found or followed: pods have new ones with every rollout."""
+        kept = {*found, *self.addresses()}
+        kept.update(*(peer.siblings for address, peer in self.peers.items() if address in kept))
+        for address in self.dialling.keys() - kept:
+            self.dialling.pop(address).cancel()
+            self.peers.pop(address, None)
+            self._not_tried.discard(address)
+
+    async def _follow(self, address: Address, peer: Peer) -> None:
         while True:
             try:
-                with suppress(*LOST):
-                    async with dialled(address) as channel:
-                        if await self._followed(address, channel):
-                            pause_s = FIRST_PAUSE_S
+                async with dialled(address) as channel:
+                    await self._followed(address, peer, channel)
+            except LOST as error:
+                self._failed(address, peer, error)
             except Exception as error:  # noqa: BLE001 - the supervisor of one peer
                 self._parts.emit(SupervisorCaught("peer", type(error).__name__))
             self._not_tried.discard(address)
-            await asyncio.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            await asyncio.sleep(peer.pause_s)
+            peer.pause_s = min(LONGEST_PAUSE_S, 2 * peer.pause_s)
 
-    async def _followed(self, address: Address, channel: Channel) -> bool:
-        """Follow until the connection ends; False if this is a router that is followed already, or this
+    def _failed(self, address: Address, peer: Peer, error: Exception) -> None:
+        failure = (
+            (error.strerror if isinstance(error, OSError) else None) or str(error) or "no answer in time"
+        )
+        if failure != peer.failure and isinstance(address, Remote):
+            self._parts.on_failure(f"{address.host}:{address.port}", failure)
+        peer.failure = failure
+
+    async def _followed(self, address: Address, peer: Peer, channel: Channel) -> None:
+        """Follow until the connection ends, unless this is a router that is followed already, or this
         one."""
         welcome = await self._greet(channel, _FOLLOW)
         if isinstance(address, Remote):
-            for port in range(welcome.port, welcome.port + welcome.num_ports):
-                self._dial(Remote(address.host, port, address.secret))
+            ports = range(welcome.port, welcome.port + welcome.num_ports)
+            peer.siblings = tuple(Remote(address.host, port, address.secret) for port in ports)
+            for sibling in peer.siblings:
+                self._dial(sibling)
         if welcome.router == self.router or welcome.router in self.followed:
-            return False
+            return
+        channel.send(b"")
         share = self._parts.share()
         self.followed[welcome.router] = address, share
         try:
@@ -265,6 +310,7 @@ class PeerExchange:
                         self._parts.on_drains(change)
                     else:
                         share.take(change)
+                peer.pause_s, peer.failure = FIRST_PAUSE_S, ""
         finally:
             share.lost()
             del self.followed[welcome.router]

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anbar.adapters.peers.connect import Address, Local, Remote
@@ -56,10 +56,19 @@ def listens_at(router: RouterConfig, worker: Worker | None, secret: bytes) -> li
 class Addresses:
     """Those of all other routers: siblings on this port, and what the names in `router.peers` stand for."""
 
-    def __init__(self, router: RouterConfig, worker: Worker | None, secret: bytes) -> None:
+    def __init__(
+        self,
+        router: RouterConfig,
+        worker: Worker | None,
+        secret: bytes,
+        on_failure: Callable[[str, str], None] = lambda name, failure: None,
+    ) -> None:
+        """`on_failure` hears of a name that cannot be resolved for a reason that is new."""
         self._peers = [host_and_port(address) for address in router.peers]
         self._worker = worker
         self._secret = secret
+        self._on_failure = on_failure
+        self._failures: dict[str, str] = {}
 
     async def __call__(self) -> Sequence[Address]:
         """All that are known now; a name that cannot be resolved stands for nobody."""
@@ -72,8 +81,13 @@ class Addresses:
         for host, port in self._peers:
             try:
                 infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except OSError:
+            except OSError as error:
+                failure = error.strerror or str(error)
+                if self._failures.get(host) != failure:
+                    self._on_failure(host, failure)
+                self._failures[host] = failure
                 continue
+            self._failures.pop(host, None)
             found |= {Remote(str(info[4][0]), port, self._secret): None for info in infos}
         return list(found)
 

@@ -148,16 +148,13 @@ class Placements:
         known = self._engines.get(engine)
         return self._chain(query, known)[: self._third] if known is not None else []
 
-    def receive(
-        self, engine: EngineId, chain: list[ChainHash], placement: Placement | None = None
-    ) -> Placement | None:
-        """Another router sends a prompt of these blocks to `engine` now; again with what it got here when
-        more blocks are known. It tells what becomes of it. None when the engine is not attached."""
+    def receive(self, engine: EngineId, chain: list[ChainHash]) -> Placement | None:
+        """Another router sends a prompt of these blocks to `engine` now. It tells what becomes of it. None
+        when the engine is not attached."""
         known = self._engines.get(engine)
         if known is None:
             return None
-        if placement is None or not placement.is_at(known):
-            placement = Placement(known, None)
+        placement = Placement(known, None)
         self._remember(placement, known, chain[: self._third])
         return placement
 

@@ -164,3 +164,24 @@ def test_chains_cross_the_wire() -> None:
     for data in (b"", b"\xc1", encode([Anew()])[:-1], b"\x91\x91\x63"):
         with pytest.raises(WireError):
             decode(data)
+
+
+def test_a_ghost_is_no_load_at_any_router() -> None:
+    """The engine says for long that it has nothing: the router whose request it is tells the others, and
+    leaves alone what others have waiting there. Its first byte and its end change nothing any more."""
+    clock = ManualClock()
+    ours, other = Side(clock), Side(clock)
+    share, back = other.share(), ours.share()
+    ours.told.tell, other.told.tell = share.take, back.take
+    ghost = ours.fleet[A].load.hold(Plan(100), clock).__enter__()
+    theirs = other.fleet[A].load.hold(Plan(7), clock).__enter__()
+    load = ours.fleet[A].load
+    load.mark()
+    assert load.drop_marked(clock.now_s()) == 1
+    assert books(ours.fleet[A])[2] == books(other.fleet[A])[2] == 7
+    assert load.num_believed == other.fleet[A].load.num_believed == 1
+    ghost.first_byte()
+    for each in (ghost, theirs):
+        each.__exit__(None, None, None)
+    assert [books(side.fleet[A]) for side in (ours, other)] == [(0, 0, 0, 0, 0)] * 2
+    assert (load.num_ghosts, ours.told.everything()) == (0, [Anew()])

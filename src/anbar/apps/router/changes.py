@@ -36,8 +36,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
 
 class Placed(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """A prompt with these blocks goes to an engine; again with more of them, when more is known. `chain` are
-    the chain hashes as uint64, little-endian."""
+    """A prompt with these blocks goes to an engine. `chain` are the chain hashes as uint64, little-endian."""
 
     number: int
     engine: str

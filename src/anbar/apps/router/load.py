@@ -27,11 +27,9 @@ class EngineLoad:
     """Requests that were sent to one engine and are not over."""
 
     __slots__ = (
-        "_ghosts_below",
-        "_marked_prompts",
-        "_num_marked",
+        "_marked",
+        "_own",
         "held_tokens",
-        "mark_number",
         "num_elsewhere",
         "num_ghosts",
         "num_in_flight",
@@ -55,10 +53,10 @@ class EngineLoad:
         """Of those that wait, as far as it can be guessed."""
         self.reported: ReportedLoad | None = None
         """What the engine said last; None when it did not."""
-        self.mark_number = 0
-        self._ghosts_below = 0
-        self._num_marked = 0
-        self._marked_prompts: tuple[QueuedPrompt, ...] = ()
+        self._own: dict[Share, None] = {}
+        """This router's that are in flight and no ghosts. Another router's are its own to judge."""
+        self._marked: dict[Share, None] = {}
+        """Those of them that were there at the last mark."""
         self.queue = PrefillQueue()
         """Prompts without a first token, less what is predicted to come from a cache."""
 
@@ -107,26 +105,30 @@ class EngineLoad:
 
     def mark(self) -> None:
         """Remember what is in flight now."""
-        self.mark_number += 1
-        self._num_marked = self.num_in_flight - self.num_ghosts
-        self._marked_prompts = tuple(self.queue)
+        self._marked = dict(self._own)
 
     def drop_marked(self, now_s: float) -> int:
         """What was in flight at the last mark and still is counts as load no more; returns how many."""
-        self._ghosts_below = self.mark_number
-        num_dropped, self._num_marked = self._num_marked, 0
-        self.num_ghosts += num_dropped
-        for prompt in self._marked_prompts:
-            self.queue.discard(prompt, now_s)
-        self._marked_prompts = ()
-        return num_dropped
+        dropped, self._marked = self._marked, {}
+        self.num_ghosts += len(dropped)
+        for share in dropped:
+            del self._own[share]
+            share.is_no_load(now_s)
+        return len(dropped)
 
-    def left(self, mark_number: int) -> None:
-        """One has ended that was sent before the last mark, when so many had been."""
-        if mark_number < self._ghosts_below:
-            self.num_ghosts -= 1
+    def comes(self, share: "Share") -> None:
+        """A request of this router is sent."""
+        self.num_in_flight += 1
+        self._own[share] = None
+
+    def goes(self, share: "Share") -> None:
+        """It is over."""
+        self.num_in_flight -= 1
+        if share in self._own:
+            del self._own[share]
+            self._marked.pop(share, None)
         else:
-            self._num_marked -= 1
+            self.num_ghosts -= 1
 
     def hold(self, plan: Plan, clock: Clock) -> "Share":
         """Use as `with load.hold(plan, clock) as share:` around one try of one request."""
@@ -142,7 +144,6 @@ class Share:
         "_first_s",
         "_is_clear",
         "_load",
-        "_mark_number",
         "_num_decoding",
         "_plan",
         "_prompt",
@@ -160,7 +161,7 @@ class Share:
         self._clock = clock
         self._before = NO_WORK
         self._is_clear = True
-        self._num_decoding = self._mark_number = 0
+        self._num_decoding = 0
         self._started_s = self._seconds = 0.0
         self._first_s = math.nan
 
@@ -170,11 +171,14 @@ class Share:
         self._before, self._started_s = queue.work, now_s - queue.done_s(now_s)
         self._is_clear = queue.num_loading == 0
         self._num_decoding = self._load.num_streams
-        self._mark_number = self._load.mark_number
-        self._load.num_in_flight += 1
+        self._load.comes(self)
         self._load.held_tokens += self._prompt.work.tokens
         queue.add(self._prompt, now_s)
         return self
+
+    def is_no_load(self, now_s: float) -> None:
+        """The engine has long said that it has nothing: it is a ghost until its end."""
+        self._load.queue.discard(self._prompt, now_s)
 
     def first_byte(self, status: int = 200) -> None:
         """The prefill is over, or, with the status of an error, there is none."""
@@ -205,8 +209,6 @@ class Share:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._load.num_in_flight -= 1
-        if self._mark_number != self._load.mark_number:
-            self._load.left(self._mark_number)
+        self._load.goes(self)
         self._load.held_tokens -= self._prompt.work.tokens
         self._load.queue.discard(self._prompt, self._clock.now_s())

@@ -77,13 +77,10 @@ class Told:
 
     def placed(self, engine: EngineId, chain: Sequence[ChainHash]) -> int:
         self._number += 1
-        self._place(Placed(self._number, engine, packed(chain)))
+        change = Placed(self._number, engine, packed(chain))
+        self._placed[self._number] = [change]
+        self.tell(change)
         return self._number
-
-    def extended(self, number: int, engine: EngineId, chain: Sequence[ChainHash]) -> None:
-        """More of the prompt is known."""
-        if number in self._placed:
-            self._place(Placed(number, engine, packed(chain)))
 
     def computed(self, number: int, well: bool) -> None:
         change = Computed(number, well)
@@ -93,10 +90,6 @@ class Told:
     def left(self, number: int) -> None:
         del self._placed[number]
         self.tell(Left(number))
-
-    def _place(self, change: Placed) -> None:
-        self._placed[change.number] = [change]
-        self.tell(change)
 
 
 class SharedLoad(EngineLoad):
@@ -121,21 +114,29 @@ class _ToldShare(Share):
         self._engine = engine
         self._told = told
         self._number = 0
+        """0: nothing is told of it, or nothing more."""
 
     def __enter__(self) -> "Share":
         super().__enter__()
         self._number = self._told.held(self._engine, self._prompt)
         return self
 
+    def is_no_load(self, now_s: float) -> None:
+        super().is_no_load(now_s)
+        self._told.ended(self._number)  # or all others would go on counting it
+        self._number = 0
+
     def first_byte(self, status: int = 200) -> None:
         super().first_byte(status)
-        self._told.answered(self._number, status < 400)
+        if self._number:
+            self._told.answered(self._number, status < 400)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._told.ended(self._number)
+        if self._number:
+            self._told.ended(self._number)
 
 
 class SharedCaches(Caches):
@@ -243,9 +244,8 @@ class PeerShare:
             load.drop_elsewhere(prompt, self._clock.now_s())
 
     def _place(self, number: int, engine: EngineId, chain: list[ChainHash]) -> None:
-        known = self._placed.get(number)
-        placement = self._placements.receive(engine, chain, known[1] if known is not None else None)
-        if placement is not None:
+        placement = self._placements.receive(engine, chain)
+        if placement is not None and number not in self._placed:
             self._placed[number] = engine, placement
 
     def _compute(self, number: int, well: bool) -> None:

@@ -1,9 +1,10 @@
 """Connections between routers: who may speak, and what passes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.ports import free_port
@@ -32,10 +33,10 @@ async def echoing(address: Address) -> AsyncIterator[None]:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
-    if request.param == "unix":
-        return Local(Path(f"/tmp/anbar-test-{free_port()}.sock"))
-    return Remote("127.0.0.1", free_port(), SECRET)
+def address(request: pytest.FixtureRequest) -> Iterator[Address]:
+    with TemporaryDirectory(prefix="anbar-", dir="/tmp") as directory:  # a socket's path is a short one
+        unix = request.param == "unix"
+        yield Local(Path(directory, "s")) if unix else Remote("127.0.0.1", free_port(), SECRET)
 
 
 async def test_messages_pass_whole_and_in_order(address: Address) -> None:

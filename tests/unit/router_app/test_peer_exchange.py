@@ -1,7 +1,8 @@
 """Between routers: what a slow reader gets, what a stranger gets, and which configurations are refused."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -76,8 +77,9 @@ async def all_of(channel: Channel) -> None:
 
 
 @pytest.fixture
-def path() -> Path:
-    return Path(f"/tmp/anbar-test-{free_port()}.sock")
+def path() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="anbar-", dir="/tmp") as directory:  # a socket's path is a short one
+        yield Path(directory, "s")
 
 
 async def test_a_slow_reader_gets_nothing_and_then_everything_anew(path: Path) -> None:

@@ -22,6 +22,7 @@ async def test_full_queue_refuses_and_recovers(tokenizer_dir: Path, socket_dir: 
         assert (refused.status, refused.json["error"]["code"]) == (429, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert stack.num_seen == 4
+        assert await stack.samples("anbar_router_refusals_total") == {'{reason="overloaded"}': 1.0}
         stack.restore()
         assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
         assert (await stack.complete(text_prompt("one too many"))).status == 200

@@ -107,6 +107,8 @@ class RequestFacts(msgspec.Struct):
     """What that took."""
     replayed: bool = False
     """It repeated an earlier request, whose answer it got (Idempotency-Key)."""
+    refusal: str = ""
+    """Why the router refused it: the code in its answer, or `other`; "" when it did not."""
 
 
 class RequestFinished(RequestFacts, frozen=True):  # type: ignore[misc]  # msgspec may

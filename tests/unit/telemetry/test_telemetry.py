@@ -97,6 +97,7 @@ def metrics() -> RouterMetrics:
         (FINISHED, "anbar_router_e2e_seconds_count{class=default,engine=e0,model=m,stream=true}"),
         (FINISHED, "anbar_router_stream_gap_max_seconds_count{class=default,engine=e0,model=m}"),
         (FINISHED, "anbar_router_tokenize_seconds_count{model=m}"),
+        (replace(FINISHED, refusal="overloaded"), "anbar_router_refusals_total{reason=overloaded}"),
         (RequestMalformed(400), "anbar_router_malformed_total{status=400}"),
         (
             AttemptFailed(E0, AttemptFailure.TIMEOUT),

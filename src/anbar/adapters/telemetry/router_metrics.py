@@ -291,6 +291,12 @@ class RouterMetrics:
         self._continued = counter(
             "anbar_router_continued_streams_total", "Streams that another engine went on with.", ()
         )
+        self._refusals = counter(
+            "anbar_router_refusals_total",
+            "Requests that the router refused, by the code in its answer: `overloaded` and `engines_busy` "
+            "are what there was no room for.",
+            ("reason",),
+        )
         self._splits = counter(
             "anbar_router_split_requests_total",
             "Requests where prefill and decode are split, by what became of that.",
@@ -315,6 +321,8 @@ class RouterMetrics:
             self._splits.labels(model, event.split).inc()
         if event.continued:
             self._continued.labels().inc()
+        if event.refusal:
+            self._refusals.labels(event.refusal).inc()
         if event.replayed:
             self._replays.labels().inc()
         if event.num_attempts > 1:

@@ -142,6 +142,7 @@ class Flow:
                 self._answer_failure(exchange, record, Outcome.BROKEN, stopped(ids))
         except RequestError as error:
             record.ended(Outcome.REFUSED, error.status)
+            record.refusal = error.code or "other"
             exchange.answer(error_answer(error, ids))
         except NoEngine as error:
             ids += parts.explain.headers(exchange.request, record)

@@ -398,8 +398,9 @@ class HttpServer:
         """Accept nothing more and wait until all exchanges are over; returns how many are not after
         `timeout_s`. Requests on open connections are still served meanwhile, and then closed."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        if self._server is None:
+            return 0
+        self._server.close()
         until_s = self.loop.time() + timeout_s
         # Polled: an event per request would cost every request, and this runs once in a life.
         while (num_busy := sum(c.is_busy for c in self.connections)) and (  # noqa: ASYNC110

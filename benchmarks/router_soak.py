@@ -47,7 +47,7 @@ NEW_WORDS = 800
 """Of a new prompt: 3,100 tokens."""
 GIVE_UP_S = 120.0
 SPEED = "4"
-"""How much faster than an H100's 8B model the engines are: 100,000 requests take a quarter of an hour."""
+"""How much faster than an H100's 8B model the engines are."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PAGES = ("/metrics", "/v1/models", "/ready", "/health", "/admin/engines", "/admin/explain", "/nothing")
 GAUGES = ("in_flight_requests", "queued_prefill_tokens", "decoding_requests", "ghost_requests")

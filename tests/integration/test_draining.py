@@ -25,7 +25,9 @@ async def test_drained_engine_finishes_and_gets_nothing_new(stack: Stack) -> Non
         answers = [await stack.complete(text_prompt(str(index))) for index in range(6)]
         assert {answer.engine for answer in answers} == {other}
         assert (await stack.get("/ready")).status == 200
-        assert (await stack.get("/ready")).json["models"]["fake-model"]["others"] == {busy: "draining"}
+        assert (await stack.get("/ready")).json["models"]["fake-model"]["others"] == {
+            busy: "draining: by an admin call"
+        }
         stack.engines[busy].faults.clear()
         events = await asyncio.wait_for(read_events(raw), PATIENCE_S)
     assert events[-1] == b"[DONE]"

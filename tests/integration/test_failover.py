@@ -62,7 +62,7 @@ async def test_one_engine_asks_for_a_pause(tokenizer_dir: Path, socket_dir: Path
 
 async def test_all_engines_ask_for_a_pause(tokenizer_dir: Path, socket_dir: Path) -> None:
     """Both answer 429: the second one's answer is the client's, Retry-After included; whoever comes next gets
-    429 from the router, with a time, and no engine is asked."""
+    429 from the router, with a time, and no engine is asked; /ready is red, and both are said to rest."""
     async with running_stack(setup(tokenizer_dir, socket_dir)) as stack:
         for engine in stack.engines.values():
             engine.arm(Fault(FaultKind.STATUS, status=429, retry_after_s=3600))
@@ -70,6 +70,10 @@ async def test_all_engines_ask_for_a_pause(tokenizer_dir: Path, socket_dir: Path
         assert (first.status, first.headers["retry-after"]) == (429, "3600")
         assert (second.status, second.json["error"]["code"]) == (429, "engines_busy")
         assert 1 <= int(second.headers["retry-after"]) <= 30
+        ready, engines = await stack.get("/ready"), await stack.get("/admin/engines")
+        assert (ready.status, ready.json["engines"]) == (503, [])
+        assert {engine["state"] for engine in engines.json["engines"]} == {"resting"}
+        assert all("asked for a pause" in engine["reason"] for engine in engines.json["engines"])
         assert stack.num_seen == 2
 
 

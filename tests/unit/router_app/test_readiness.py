@@ -12,6 +12,8 @@ from anbar.adapters.http.message import Request
 from anbar.apps.router.engine import Engine, EngineFacts, Fleet
 from anbar.apps.router.engine_admin import EngineAdmin
 from anbar.apps.router.readiness import ready_page
+from anbar.apps.router.standing import Standing
+from anbar.core.clock import ManualClock
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -29,7 +31,9 @@ def engine(name: str, *models: str) -> Engine:
 def page(
     *engines: Engine, draining: bool = False, names: dict[str, list[Target]] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    answer = ready_page(Fleet(engines), Targets(names or {}), draining)
+    fleet = Fleet(engines)
+    standing = Standing(fleet, ManualClock(), 0.5)
+    answer = ready_page(fleet, Targets(names or {}), standing, draining)
     return answer.status, json.loads(answer.body)
 
 
@@ -66,15 +70,33 @@ def test_engines_that_never_answered_make_nobody_wait() -> None:
     assert found["others"] == {"never": "starting: refused"}
 
 
-def test_open_breaker_is_not_ready_and_a_half_open_one_is() -> None:
-    """An engine that failed too often cannot be relied on; once a probe half-opened it, it gets traffic."""
-    a = engine("a", "m")
+def test_an_open_breaker_keeps_out_while_others_are_left() -> None:
+    """One of two engines failed too often: it gets nothing, and the page says why. The other one is away too:
+    it is asked after all, so the model is served, until it asks for a pause as well."""
+    a, b = engine("a", "m"), engine("b", "m")
     a.breaker.end(a.breaker.begin(), Signal.STALLED, 0.0)
-    status, found = page(a)
-    assert status == 503
-    assert "failed too often" in found["models"]["m"]["others"]["a"]
-    a.breaker.probed(1.0)
-    assert page(a)[0] == 200
+    reason = "resting: failed too often: it answered with errors"
+    assert page(a, b)[1]["models"]["m"] == {"routable": ["b"], "others": {"a": reason}}
+    b.draining = True
+    status, found = page(a, b)
+    assert (status, found["models"]["m"]["routable"]) == (200, ["a"])
+    a.rest_until_s = 1.0
+    assert page(a, b)[0] == 503
+
+
+def test_engines_at_rest_are_not_ready() -> None:
+    """Each engine asked for a pause: red, with the time, since every request is refused until one is over;
+    with one left that did not it is green."""
+    a, b = engine("a", "m"), engine("b", "m")
+    a.rest_until_s = 14.2
+    status, found = page(a, b)
+    assert (status, found["engines"]) == (200, ["b"])
+    assert found["models"]["m"]["others"] == {"a": "resting: asked for a pause, over in 15 s"}
+    b.rest_until_s = 1.0
+    assert page(a, b)[0] == 503
+    status, found = page(a, b, names={"chat": [Target("m", group("a")), Target("m", group("b"))]})
+    assert (status, found["engines"]) == (503, [])
+    assert set(found["names"]["chat"]["others"]) == {"a", "b"}
 
 
 def test_draining_is_red() -> None:
@@ -82,7 +104,7 @@ def test_draining_is_red() -> None:
     a = engine("a", "m")
     assert page(a, draining=True)[1]["reason"] == "draining"
     a.draining = True
-    assert page(a)[1]["models"]["m"]["others"] == {"a": "draining"}
+    assert page(a)[1]["models"]["m"]["others"] == {"a": "draining: by an admin call"}
 
 
 def group(*engines: str) -> frozenset[EngineId]:
@@ -102,7 +124,8 @@ def test_an_alias_needs_an_engine_of_one_of_its_groups() -> None:
     status, found = page(a, b, c, names=names)
     assert (status, found["reason"]) == (503, "no engine is ready for chat")
     assert found["models"]["m"]["routable"] == ["c"]
-    assert found["names"]["chat"] == {"routable": [], "others": {"a": "draining", "b": "unhealthy: gone"}}
+    others = {"a": "draining: by an admin call", "b": "unhealthy: gone"}
+    assert found["names"]["chat"] == {"routable": [], "others": others}
 
 
 def test_an_alias_is_promised_from_the_start() -> None:

@@ -139,6 +139,9 @@ def test_drained_engines_get_nothing() -> None:
     assert fleet.asked() == ["e1"]
     assert not fleet.standing.may_ask(fleet.engines[0])
     assert fleet.engines[0].view(0.0).state is EngineState.DRAINING
+    assert fleet.standing.reason(fleet.engines[0]) == "by an admin call"
+    fleet.engines[0].health.drain("no longer in the configuration")
+    assert fleet.standing.reason(fleet.engines[0]) == "no longer in the configuration"
 
 
 @pytest.mark.parametrize(

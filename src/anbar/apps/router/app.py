@@ -228,6 +228,7 @@ class Router:
                 self.explanations,
                 self.reloader.state,
                 self.naming,
+                self._standing,
                 self.discovery,
                 self._drains.told,
                 self._together,

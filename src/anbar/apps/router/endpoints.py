@@ -26,6 +26,7 @@ from anbar.apps.router.naming import Naming
 from anbar.apps.router.openapi import rendered
 from anbar.apps.router.readiness import ready_page
 from anbar.apps.router.reload import ReloadState
+from anbar.apps.router.standing import Standing
 from anbar.apps.router.together import Together
 from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
@@ -65,6 +66,7 @@ class EndpointParts:
     explain: ExplainEndpoint
     reload: ReloadState
     naming: Naming
+    standing: Standing
     discovery: Discovery
     on_drain: Callable[[Engine], None]
     """Hears of each engine that a call has drained, or ended to drain."""
@@ -154,7 +156,8 @@ class Endpoints:
     def _ready(self, exchange: Exchange) -> Answer:
         parts = self._parts
         draining = parts.state.life is Life.DRAINING
-        return ready_page(parts.fleet, parts.naming.targets, draining, parts.discovery.awaited())
+        awaited = parts.discovery.awaited()
+        return ready_page(parts.fleet, parts.naming.targets, parts.standing, draining, awaited)
 
     def _metrics(self, exchange: Exchange) -> Answer:
         return Answer(200, self._parts.render_metrics(), (_METRICS_TYPE,))
@@ -167,7 +170,7 @@ class Endpoints:
         must_be_local(exchange.request)
         stats = self._parts.index.stats()
         index = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
-        engines = [_describe(engine) for engine in self._parts.fleet]
+        engines = [_describe(engine, self._parts.standing) for engine in self._parts.fleet]
         return json_answer(200, {"engines": engines, "index": index})
 
     def _config(self, exchange: Exchange) -> Answer:
@@ -190,15 +193,15 @@ def _reply(exchange: Exchange, answer: Answer) -> None:
     exchange.answer(Answer(answer.status, answer.body, (*answer.headers, *ids)))
 
 
-def _describe(engine: Engine) -> dict[str, object]:
+def _describe(engine: Engine, standing: Standing) -> dict[str, object]:
     load, kv = engine.load, engine.kv
     return {
         "id": engine.id,
         "url": engine.url,
-        "state": engine.state.value,
+        "state": standing.state(engine).value,
         "role": engine.role.value,
         "breaker": engine.breaker.state.value,
-        "reason": engine.health.reason,
+        "reason": standing.reason(engine),
         "last_error": engine.health.last_error,
         "models": sorted(engine.facts.names),
         "version": engine.facts.version,

@@ -1,5 +1,6 @@
 """Which engines are asked now: ready by their probes, not drained, not at rest, trusted by their breakers."""
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -61,13 +62,28 @@ class Standing:
             for engine in self._fleet.serving(model)
             if engine.is_ready and (not group or engine.id in group)
         ]
-        held = self._held_back(serving)
+        held = self.held_back(serving)
+        if serving and len(held) == len(serving):
+            resting = [engine.rest_until_s for engine in serving if self._rests(engine)]
+            if resting:
+                raise at_rest(min(resting) - now_s)
         return [replace(view, state=EngineState.RESTING) if view.id in held else view for view in views]
 
     def state(self, engine: Engine) -> EngineState:
         """The state of an engine, for people."""
         held = self.rank(engine) in (Rank.AT_REST, Rank.SHUT)
         return EngineState.RESTING if held else engine.state
+
+    def reason(self, engine: Engine) -> str:
+        """Why it is in that state, for people."""
+        if engine.state is not engine.health.state:
+            return "by an admin call"
+        rank = self.rank(engine)
+        if rank is Rank.AT_REST:
+            return f"asked for a pause, over in {math.ceil(engine.rest_until_s - self._clock.now_s())} s"
+        if rank is Rank.SHUT:
+            return f"failed too often: {engine.health.last_error or 'it answered with errors'}"
+        return engine.health.reason
 
     def last_resorts(self, query: RouteQuery, asked: Sequence[Engine]) -> list[Engine]:
         """Engines besides `asked` that could serve, though their breakers keep them out."""
@@ -89,7 +105,8 @@ class Standing:
     def _rests(self, engine: Engine) -> bool:
         return engine.rest_until_s > self._clock.now_s()
 
-    def _held_back(self, serving: Sequence[Engine]) -> frozenset[EngineId]:
+    def held_back(self, serving: Sequence[Engine]) -> frozenset[EngineId]:
+        """Those of `serving`, ready engines that could serve a request, that are not to be asked for it."""
         resting = {engine.id for engine in serving if self._rests(engine)}
         shut = [engine for engine in serving if not engine.breaker.admits]
         held = resting.union(engine.id for engine in shut)
@@ -99,9 +116,4 @@ class Standing:
         out = ejected(
             ((engine.breaker.opened_s, engine.id) for engine in shut), len(serving), self.max_ejected_share
         )
-        if len(out | resting) < len(serving):
-            return out | resting
-        if resting:
-            until_s = min(engine.rest_until_s for engine in serving if engine.id in resting)
-            raise at_rest(until_s - self._clock.now_s())
-        return frozenset(held)
+        return out | resting

@@ -94,8 +94,10 @@ async def test_a_group_that_is_gone_leaves_its_share_to_the_others(stack: Stack)
 
 
 async def test_what_nobody_serves(stack: Stack) -> None:
-    """A target without weight takes over from one that no engine has; alone, that is an unknown model."""
+    """A target without weight takes over from one that no engine has; alone, that is an unknown model, by the
+    name that the client sent."""
     asked = [stack.post(COMPLETIONS, completion("x", model=name)) for name in ("spare", "typo")]
     spare, typo = await asyncio.gather(*asked)
     assert spare.status == 200
     assert (typo.status, typo.json["error"]["code"]) == (404, "model_not_found")
+    assert "'typo'" in typo.json["error"]["message"]

@@ -150,11 +150,17 @@ def _cache(config: AnbarConfig) -> Iterator[Problem]:
 
 def _targets(config: AnbarConfig) -> Iterator[Problem]:
     known = [engine_id for engine in config.engines for engine_id in engine_ids(engine)]
-    for name, targets in config.router.models.items():
+    names = config.router.models
+    for name, targets in names.items():
         path: KeyPath = ("router", "models", name)
         if not any(target.weight > 0 for target in targets):
             yield Problem(path, "has no target with a weight above 0")
         for index, target in enumerate(targets):
+            if target.model not in (served := [each.model for each in names.get(target.model, (target,))]):
+                text = f"is {target.model!r}, a name of router.models itself, and those are looked up once"
+                yield Problem(
+                    (*path, index, "model"), f"{text}; allowed: served models ({', '.join(served)})"
+                )
             for place, engine in enumerate(target.engines):
                 if engine not in known:
                     text = f"is {engine!r}, which is no engine's id; allowed: {', '.join(known)}"

@@ -369,7 +369,8 @@ class RouterConfig(ConfigModel):
 
     models: dict[ModelName, TargetConfigs] = Field(default_factory=dict)
     """Names that clients may send, and what each stands for: a served model (`gpt-4o: llama-8b`), or several
-    with shares of the traffic. A session stays with what it drew."""
+    with shares of the traffic. A session stays with what it drew. Names are looked up once: what one stands
+    for is no other name of these."""
 
     session: SessionConfig = Field(default_factory=SessionConfig)
     """Which requests belong together."""

@@ -123,9 +123,11 @@ def test_engine_ids() -> None:
 
 
 def test_names_of_models_stand_for_something() -> None:
-    """A target names engines that there are, launched ones by their ids, and some target is to be drawn."""
+    """A target names engines that there are, launched ones by their ids, and some target is to be drawn. A
+    name may stand for a served model whose own traffic is shared out under its own name."""
     models = {
         "alias": "m",
+        "m": [{"model": "m"}, {"model": "m-2"}],
         "one": {"model": "m", "engines": ["a-1"]},
         "wrong": [{"model": "m", "engines": ["a-0", "a-2"]}],
         "none": [{"model": "m", "weight": 0}],

@@ -125,6 +125,11 @@ def test_wrong_overrides(key: str, words: str) -> None:
             "router:\n  models:\n    chat:\n      - {modle: m}",
             "anbar.yaml:4: router.models.chat[0].modle: unknown key; did you mean `model`?",
         ),
+        (
+            "router:\n  models:\n    al: m\n    chain: al",
+            "anbar.yaml:4: router.models.chain[0].model: is 'al', a name of router.models itself, and those "
+            "are looked up once; allowed: served models (m)",
+        ),
         ("router: {models: {chat: []}}", "anbar.yaml:1: router.models.chat: is []; allowed: at least 1"),
         ("router: []", "anbar.yaml:1: router: is []; allowed: keys and values"),
         ("engines: []", "anbar.yaml:1: engines: is []; allowed: at least 1 item"),

@@ -39,12 +39,13 @@ class Router:
     engine: Engine = field(default_factory=lambda: engine_at(1, "e"))
     index: PrefixIndex = field(default_factory=PrefixIndex)
     events: list[Event] = field(default_factory=list)
+    wall_s: float = 0.0
 
     def __post_init__(self) -> None:
         clock = ManualClock()
         fleet = Fleet([self.engine])
         caches = Caches(fleet, self.index, Placements(), clock)
-        self.feed = KvFeed(fleet, caches, self.events.append, clock, lambda: 0.0)
+        self.feed = KvFeed(fleet, caches, self.events.append, clock, lambda: self.wall_s)
         self.engine.profile = self.profile
         self.index.attach(EngineId("e"), self.profile)
 
@@ -177,6 +178,21 @@ async def test_a_snapshot_that_cannot_be_used(tmp_path: Path, spoil: str) -> Non
             await late.heard(0)
             assert late.knows(1) == 4
         await late.feed.stop()
+
+
+async def test_only_live_batches_tell_how_late_the_events_are(tmp_path: Path) -> None:
+    """A router begins to follow minutes after an engine's last event: what it replays is no sign that events
+    come late. The next live one, stamped as old, is."""
+    router = Router(wall_s=415.0)
+    async with publishing(tmp_path) as publisher:
+        store(publisher, 0)
+        async with following(publisher, router):
+            await router.heard(0)
+            await until(lambda: router.engine.kv.status.complete)
+            assert (router.engine.kv.lag_s, router.engine.kv.status.replaying) == (0.0, False)
+            store(publisher, 1)
+            await router.heard(1)
+            assert router.engine.kv.lag_s == 414.0
 
 
 async def test_nothing_heard_is_no_snapshot(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ ENGINE_GAUGES = {
     "anbar_router_idle_connections": "Kept connections to the engine that are not in use.",
     "anbar_router_kv_stream_connected": "1 while KV events of the engine are followed without a gap.",
     "anbar_router_kv_stream_sequence": "Sequence number of the last KV batch taken in; -1 before the first.",
-    "anbar_router_kv_stream_lag_seconds": "Age of the last KV batch when it was taken in.",
+    "anbar_router_kv_stream_lag_seconds": "Age of the last live KV batch when it was taken in.",
     "anbar_router_prefill_overhead_seconds": "Learned: what a prompt takes beside its tokens.",
     "anbar_router_prefill_seconds_per_token": "Learned: linear part of computing a prompt.",
     "anbar_router_prefill_seconds_per_token_squared": "Learned: quadratic part of computing a prompt.",

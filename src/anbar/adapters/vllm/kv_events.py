@@ -110,6 +110,8 @@ class KvStreamStatus:
     """Batches of this life are lost, and nothing has made up for them: what the sink knows is true, but
     blocks announced before the loss are unknown to it. Ends with the next life, or by
     `KvSubscriber.proven`."""
+    replaying: bool = False
+    """What the sink is told now comes from a replay: it may be long past."""
     num_waiting: int = 0
     """Batches that have come and are not yet taken in, dropped ones included."""
     num_batches: int = 0
@@ -424,6 +426,14 @@ class KvSubscriber:
     async def _replay_all(self, context: zmq.asyncio.Context) -> None:
         """Deliver what the replay has beyond our last batch; raises _Restarted, _ReplayFailed."""
         known = self._log.next
+        self.status.replaying = True
+        try:
+            await self._replay_past(context, known)
+        finally:
+            self.status.replaying = False
+        self.status.complete = not self.status.partial
+
+    async def _replay_past(self, context: zmq.asyncio.Context, known: int) -> None:
         verified = known == 0
         begun = False
         async with aclosing(self._replayed(context, max(known - 1, 0))) as messages:
@@ -441,7 +451,6 @@ class KvSubscriber:
                 await asyncio.sleep(0)
         if not verified:
             raise _Restarted
-        self.status.complete = not self.status.partial
 
     async def _replayed(self, context: zmq.asyncio.Context, first: int) -> AsyncGenerator[Message, None]:
         """The messages of one replay, on a socket of its own, so that no late answer is taken for

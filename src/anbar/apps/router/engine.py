@@ -105,7 +105,7 @@ class KvFollowing:
     status: KvStreamStatus = field(default_factory=KvStreamStatus)
     seq: int = -1
     lag_s: float = 0.0
-    """Age of the last batch when it was taken in, by the engine's clock."""
+    """Age of the last live batch when it was taken in, by the engine's clock; those of replays are old."""
     changes: RecentChanges = field(default_factory=RecentChanges)
 
     @property

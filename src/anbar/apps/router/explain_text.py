@@ -70,14 +70,18 @@ def _request(request: ExplainedRequest) -> Iterable[str]:
     yield from wrap(request.reason, _WIDTH, initial_indent="  ", subsequent_indent="  ")
     if request.split is not None:
         yield from _prefill(request.split)
-    yield from _engines(request.engines)
+    is_split = request.split is not None and request.split.engine is not None
+    yield from _engines(request.engines, "answer" if is_split else "")
     for attempt in request.failed_attempts:
         yield f"  {attempt.engine} failed after {attempt.after_ms:g} ms: {attempt.failure} ({attempt.detail})"
     yield from (f"  {line}" for line in _ended(request))
 
 
-def _engines(engines: Sequence[ExplainedEngine]) -> Iterable[str]:
+def _engines(engines: Sequence[ExplainedEngine], title: str) -> Iterable[str]:
+    """`title`: where there are two tables, what this one chose an engine for."""
     yield ""
+    if title:
+        yield f"  {title}:"
     rows = [_COLUMNS, *(_row(engine) for engine in engines)]
     yield from (f"  {line}" for line in _table(rows, _WORDS))
     yield f"  {_LEGEND}"
@@ -91,7 +95,7 @@ def _prefill(split: ExplainedSplit) -> Iterable[str]:
         return
     cached = "" if split.cached_tokens is None else f", {split.cached_tokens} tokens cached there"
     yield f"  prefill by {split.engine}: {split.outcome}, {split.prefill_ms:g} ms{cached}"
-    yield from _engines(split.engines)
+    yield from _engines(split.engines, "prefill")
 
 
 def _row(engine: ExplainedEngine) -> tuple[str, ...]:

@@ -195,10 +195,11 @@ class Flow:
         parts = self.parts
         session = session_of(exchange.request, api.body, parts.session_header)
         key = session or record.request_id
+        asked = api.model
         exchange.request, api, group = parts.naming.resolved(exchange.request, api, key)
         splits = parts.handover.is_on
         able = parts.handover.answering(api.model, group) if splits else group
-        serving = self._serving(api.model, able)
+        serving = self._serving(api.model, able, asked)
         meant = Audience(serving, able, session, len(exchange.request.body))
         record.model = api.model
         max_model_len = max(engine.facts.max_model_len for engine in serving)
@@ -277,16 +278,17 @@ class Flow:
             for engine, match in self._match(query, api).believed.items()
         )
 
-    def _serving(self, model: str, group: frozenset[EngineId]) -> list[Engine]:
+    def _serving(self, model: str, group: frozenset[EngineId], asked: str) -> list[Engine]:
+        """`asked`: the name that the client sent."""
         fleet = self.parts.fleet
         serving = [engine for engine in fleet.serving(model) if not group or engine.id in group]
         if serving:
             return serving
         if any(engine.health.state is EngineState.STARTING for engine in fleet):
-            raise NoEngine(f"no engine that serves {model[:200]!r} has started yet")
+            raise NoEngine(f"no engine that serves {asked[:200]!r} has started yet")
         if self.parts.awaited():
             raise NoEngine("it is not known yet which engines there are")
-        raise unknown_model(model)
+        raise unknown_model(asked)
 
     @staticmethod
     def _query(record: Record, api: ApiRequest, tokens: Tokens, meant: Audience) -> RouteQuery:

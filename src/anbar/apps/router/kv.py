@@ -127,7 +127,8 @@ class KvFeed:
         kv = self._fleet[engine].kv
         _note_changes(kv.changes, batch, self._clock.now_s())
         kv.seq = batch.seq
-        kv.lag_s = max(0.0, self._wall_s() - batch.timestamp_s)
+        if not kv.status.replaying:
+            kv.lag_s = max(0.0, self._wall_s() - batch.timestamp_s)
 
     def _judge(self, engine: EngineId, batch: KvBatch) -> None:
         """An engine without lower tiers that has cleared its device has nothing that was not heard of."""

@@ -158,10 +158,6 @@ class Placements:
         self._remember(placement, known, chain[: self._third])
         return placement
 
-    def placed(self, engine: EngineId, query: RouteQuery, now_s: float) -> None:
-        """`query` was computed by `engine` at `now_s`, as another router may tell."""
-        self.send(engine, query).over(now_s)
-
     def match(
         self, query: RouteQuery, engines: Iterable[EngineId], now_s: float, max_age_s: float
     ) -> dict[EngineId, PrefixMatch]:

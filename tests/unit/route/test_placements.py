@@ -119,9 +119,9 @@ def test_each_engine_has_its_own_block_size_and_its_own_placements() -> None:
     """The same prompt is matched in whole blocks of each engine, never with its last token, and an engine
     that got nothing has nothing."""
     placements, prompt = attached(), query([1] * 8)
-    placements.placed(A, prompt, 0.0)
+    placements.send(A, prompt).over(0.0)
     assert placements.match(prompt, [A, B], 0.0, ALWAYS) == {A: unproven(6), B: unproven(0)}
-    placements.placed(B, prompt, 0.0)
+    placements.send(B, prompt).over(0.0)
     assert placements.match(query([1] * 9), [A, B], 0.0, ALWAYS) == {A: unproven(8), B: unproven(6)}
     assert placements.match(query([1] * 9, lora="x"), [A], 0.0, ALWAYS) == {A: unproven(0)}
 
@@ -188,15 +188,15 @@ def test_other_weights_or_blocks_are_another_cache() -> None:
     """An engine that comes back with another model or block size holds nothing of what it was sent; the same
     facts again change nothing; one without a cache is not remembered."""
     placements, prompt = attached(), query([1] * 40)
-    placements.placed(A, prompt, 0.0)
+    placements.send(A, prompt).over(0.0)
     placements.attach(A, "m", 2)
     assert placements.match(prompt, [A], 0.0, ALWAYS)[A].device > 0
     placements.attach(A, "m", 0)
     assert placements.match(prompt, [A], 0.0, ALWAYS)[A].device == 0
-    placements.placed(A, prompt, 0.0)
+    placements.send(A, prompt).over(0.0)
     assert placements.match(prompt, [A], 0.0, ALWAYS)[A].device == 2 * DEFAULT_BLOCK_SIZE
     placements.detach(A)
-    placements.placed(A, prompt, 0.0)
+    placements.send(A, prompt).over(0.0)
     assert placements.match(prompt, [A], 0.0, ALWAYS) == {}
 
 

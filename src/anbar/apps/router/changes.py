@@ -3,7 +3,7 @@
 No prompt and no token: lengths, seconds, names of engines and adapters, and chain hashes of blocks.
 """
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -68,6 +68,8 @@ class Drains(msgspec.Struct, array_like=True, frozen=True, tag=7):
     at_s: float
 
 
+_T = TypeVar("_T")
+
 Change: TypeAlias = Held | Answered | Ended | Placed | Computed | Left | Anew | Drains
 
 encode = msgspec.msgpack.Encoder().encode
@@ -80,3 +82,11 @@ def decode(data: bytes) -> list[Change]:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"a peer's changes cannot be read: {error}") from error
+
+
+def read_message(data: bytes, kind: type[_T]) -> _T:
+    """One message that is no list of changes. Raises WireError."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"a peer says no {kind.__name__}: {error}") from error

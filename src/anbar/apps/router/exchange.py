@@ -13,13 +13,12 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
 from anbar.adapters.peers.channel import LARGE_BYTES, Channel
 from anbar.adapters.peers.connect import LOST, Address, Listener, Local, Remote, dialled
-from anbar.apps.router.changes import Change, Drains, decode, encode
+from anbar.apps.router.changes import Change, Drains, decode, encode, read_message
 from anbar.apps.router.sharing import PeerShare, Told
 from anbar.core.errors import WireError
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -40,7 +39,6 @@ ASK_S = 5.0
 """How long a question may take before its answer is no longer waited for."""
 
 _FOLLOW = "follow"
-_T = TypeVar("_T")
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -199,7 +197,7 @@ class PeerExchange:
     # Who comes
 
     async def _serve(self, channel: Channel) -> None:
-        hello, parts = _read(await channel.receive(), Hello), self._parts
+        hello, parts = read_message(await channel.receive(), Hello), self._parts
         channel.send(msgspec.msgpack.encode(Welcome(VERSION, self.router, parts.port, parts.num_ports)))
         if hello.version != VERSION:  # who has dialled sees ours
             raise WireError(f"a peer speaks version {hello.version}")
@@ -318,7 +316,7 @@ class PeerExchange:
     async def _greet(self, channel: Channel, wants: str) -> Welcome:
         channel.send(msgspec.msgpack.encode(Hello(VERSION, self.router, wants)))
         async with asyncio.timeout(ASK_S):
-            welcome = _read(await channel.receive(), Welcome)
+            welcome = read_message(await channel.receive(), Welcome)
         if welcome.version != VERSION:
             raise WireError(f"a peer speaks version {welcome.version}")
         return welcome
@@ -349,10 +347,3 @@ class PeerExchange:
         asked = self.addresses(local=local)
         found = await asyncio.gather(*(self.ask(address, wants, body) for address in asked))
         return [(address, answer) for address, answer in zip(asked, found, strict=True) if answer is not None]
-
-
-def _read(data: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"a peer says no {kind.__name__}: {error}") from error

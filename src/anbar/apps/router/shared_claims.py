@@ -8,22 +8,21 @@ be asked, a worker decides by itself: then a repetition at another worker may ru
 import asyncio
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TypeVar
 
 import msgspec
 
 from anbar.adapters.http.message import Answer, Header, Request
 from anbar.adapters.peers.channel import LARGE_BYTES, Channel
 from anbar.adapters.peers.connect import LOST, Local
+from anbar.apps.router.changes import read_message
 from anbar.apps.router.exchange import Answers, PeerExchange
 from anbar.apps.router.idempotency import Claim, Entry, Idempotency, IdempotencyConfig, reused
 from anbar.apps.router.worker import Worker
 from anbar.core.clock import Clock
-from anbar.core.errors import RequestError, WireError
+from anbar.core.errors import RequestError
 
 CLAIM = "claim"
 _encode = msgspec.msgpack.encode
-_T = TypeVar("_T")
 
 
 class Verdict(Enum):
@@ -92,7 +91,7 @@ class SharedIdempotency(Idempotency):
 
     async def _keep(self, channel: Channel, body: bytes) -> None:
         """Another worker asks; its right ends with the connection."""
-        asked = _read(body, Asked)
+        asked = read_message(body, Asked)
         try:
             claim = await self.claim_here(asked.name, asked.fingerprint)
         except RequestError:
@@ -104,7 +103,7 @@ class SharedIdempotency(Idempotency):
             return
         with claim:
             channel.send(_encode(Said(Verdict.RUN)))
-            found = _read(await channel.receive(LARGE_BYTES), Settled).kept
+            found = read_message(await channel.receive(LARGE_BYTES), Settled).kept
             if found is not None:
                 claim.keep_answer(_answer(found))
         channel.send(b"")
@@ -138,7 +137,7 @@ class SharedIdempotency(Idempotency):
         try:
             async with self._exchange().asking(address, CLAIM) as channel:
                 channel.send(_encode(asked))
-                found = _read(await channel.receive(LARGE_BYTES), Said)
+                found = read_message(await channel.receive(LARGE_BYTES), Said)
                 said.set_result(found)
                 if found.verdict is Verdict.RUN:
                     channel.send(_encode(Settled(await result)))
@@ -161,13 +160,6 @@ class _ClaimThere(Claim):
     def __exit__(self, *failure: object) -> None:
         if not self._result.done():
             self._result.set_result(None)
-
-
-def _read(data: bytes, kind: type[_T]) -> _T:
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"a worker says no {kind.__name__}: {error}") from error
 
 
 def _answer(kept: Kept) -> Answer:

@@ -186,7 +186,7 @@ class PeerShare:
         self._placements = placements
         self._clock = clock
         self._held: dict[int, tuple[EngineLoad, QueuedPrompt]] = {}
-        self._placed: dict[int, tuple[EngineId, Placement]] = {}
+        self._placed: dict[int, Placement] = {}
 
     @property
     def num_in_flight(self) -> int:
@@ -244,13 +244,15 @@ class PeerShare:
             load.drop_elsewhere(prompt, self._clock.now_s())
 
     def _place(self, number: int, engine: EngineId, chain: list[ChainHash]) -> None:
+        if number in self._placed:
+            return
         placement = self._placements.receive(engine, chain)
-        if placement is not None and number not in self._placed:
-            self._placed[number] = engine, placement
+        if placement is not None:
+            self._placed[number] = placement
 
     def _compute(self, number: int, well: bool) -> None:
         if number in self._placed:
-            _, placement = self._placed[number]
+            placement = self._placed[number]
             if well:
                 placement.first_byte(self._clock.now_s())
             else:
@@ -258,7 +260,7 @@ class PeerShare:
 
     def _leave(self, number: int) -> None:
         if number in self._placed:
-            self._placed.pop(number)[1].over(self._clock.now_s())
+            self._placed.pop(number).over(self._clock.now_s())
 
 
 def packed(chain: Sequence[ChainHash]) -> bytes:

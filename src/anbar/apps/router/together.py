@@ -13,13 +13,14 @@ from anbar.adapters.http.server import Exchange
 from anbar.adapters.peers.channel import Channel
 from anbar.adapters.peers.connect import Local
 from anbar.adapters.vllm.kv_sequence import StreamPosition
+from anbar.apps.router.changes import read_message
 from anbar.apps.router.engine import Fleet
 from anbar.apps.router.exchange import Answers, PeerExchange
 from anbar.apps.router.explain_endpoint import MAX_LISTED, ExplainEndpoint
 from anbar.apps.router.explain_page import Explanations, LastRequests
 from anbar.apps.router.failures import internal
 from anbar.apps.router.kv import KvFeed
-from anbar.core.errors import RequestError
+from anbar.core.errors import RequestError, WireError
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, SupervisorCaught
 
@@ -170,6 +171,6 @@ def _read_position(data: bytes | None) -> StreamPosition | None:
 def _read(data: bytes, kind: type[_T], none: _T) -> _T:
     """A peer's page; `none` if it has another form, as another version may."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return read_message(data, kind)
+    except WireError:
         return none

@@ -27,6 +27,7 @@ from anbar.config.discover import DiscoverConfig
 from anbar.config.exchange import ExchangeConfig
 from anbar.config.record import RecordConfig
 from anbar.config.split import SplitConfig
+from anbar.config.stores import StoreConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
@@ -40,7 +41,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines[].launch", models.LaunchConfig),
     ("engines[].discover", DiscoverConfig),
     ("cache", models.CacheConfig),
-    ("cache.store", models.StoreConfig),
+    ("cache.store", StoreConfig),
     ("router", models.RouterConfig),
     ("router.models.NAME[]", models.TargetConfig),
     ("router.exchange", ExchangeConfig),

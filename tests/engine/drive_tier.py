@@ -34,8 +34,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from anbar.adapters.vllm.fingerprint import digest_of, identity
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import Timeouts
-from anbar.config.models import StoreConfig
-from anbar.config.render import store_settings
+from anbar.config.stores import StoreConfig, store_settings
 from anbar.core.clock import ManualClock
 from anbar.core.errors import AnbarError
 from anbar.testing.memory_store import MemoryStore
@@ -278,6 +277,8 @@ SCENARIOS: list[Callable[[Rig], object]] = [
 def plugin_errors(output: dict[str, object]) -> None:
     """What the composition root says of wrong settings."""
     from anbar.apps import plugin
+    from anbar.apps.stores import open_store
+    from anbar.config.stores import read_store
 
     wrong: list[dict[str, object]] = [
         {"kind": "redis"},
@@ -288,11 +289,11 @@ def plugin_errors(output: dict[str, object]) -> None:
     ]
     for number, config in enumerate(wrong):
         try:
-            plugin.open_store(config, b"")
+            open_store(read_store(config), b"")
         except AnbarError as error:
             output[f"error {number}"] = str(error)
     with TemporaryDirectory() as root:
-        opened = plugin.open_store({"kind": "files", "path": root}, b"")
+        opened = open_store(read_store({"kind": "files", "path": root}), b"")
         settings = store_settings(StoreConfig(path=Path(root)), Path("/anywhere"))
         output["default id"] = [opened.id, settings["id"]]
         opened.close()

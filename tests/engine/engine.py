@@ -21,9 +21,10 @@ from typing import Any
 
 from anbar.adapters.process import guard
 from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
-from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig, StoreConfig
-from anbar.config.render import EngineCommand, EngineSlot, engine_command, store_settings
+from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig
+from anbar.config.render import EngineCommand, EngineSlot, engine_command
 from anbar.config.split import SplitVia
+from anbar.config.stores import StoreConfig, store_settings
 
 READY_TIMEOUT_S = 600.0
 LIMIT_S = 120.0

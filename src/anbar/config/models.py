@@ -28,6 +28,7 @@ from anbar.config.fields import (
 )
 from anbar.config.record import RecordConfig
 from anbar.config.split import Role, SplitConfig
+from anbar.config.stores import StoreConfig
 
 
 class Device(StrEnum):
@@ -69,12 +70,6 @@ class Offload(StrEnum):
 
     ALL = "all"
     PROMPT = "prompt"
-
-
-class StoreKind(StrEnum):
-    """What holds the shared tier."""
-
-    FILES = "files"
 
 
 class PolicyName(StrEnum):
@@ -208,27 +203,6 @@ class EngineConfig(ConfigModel):
     """What this type of engine costs, as `anbar calibrate` measured it: where the router begins to learn, and
     what an emulated engine in its place takes. null: the router begins with figures between a laptop's and a
     GPU's, which a few requests correct."""
-
-
-class StoreConfig(ConfigModel):
-    """The shared store: one per stack, the same for all engines."""
-
-    kind: StoreKind = StoreKind.FILES
-    """files: a directory, on a local disk or a file system that all machines mount."""
-
-    path: NamedPath | None = None
-    """Directory of a `files` store. null: `<state_dir>/store`."""
-
-    id: Name | None = None
-    """Stable name of the store in KV events; equal on every machine that shares it. null: `files-` and a
-    digest of the absolute path."""
-
-    capacity_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Most bytes of entries; the least recently used go first. null: as much as the file system has, of which
-    5 % always stay free."""
-
-    timeout_s: Seconds = 5.0
-    """Deadline of one call on the store; later it counts as a miss and the engine recomputes."""
 
 
 class CacheConfig(ConfigModel):

@@ -5,7 +5,6 @@ paths) comes in as values. Flags are those of vLLM 0.32 (`entrypoints/launchers/
 `engine/arg_utils.py`, `platforms/cpu.py`).
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from anbar.config.models import (
     Dtype,
     LaunchConfig,
     Offload,
-    StoreConfig,
 )
 from anbar.config.split import SplitVia, nixl_port
+from anbar.config.stores import store_settings
 from anbar.core.errors import ConfigError
 
 PLUGIN_MODULE = "anbar.apps.plugin"
@@ -102,21 +101,6 @@ def needs_plugin(cache: CacheConfig, device: Device) -> bool:
     if device is Device.EMULATED:
         return False
     return cache.mode is CacheMode.SHARED or (cache.mode is CacheMode.NATIVE and device is Device.CPU)
-
-
-def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
-    """The store as plain data, with nothing left to default: equal for all engines and the router."""
-    path = store.path if store.path is not None else state_dir / "store"
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    settings: dict[str, Any] = {
-        "kind": str(store.kind),
-        "path": str(path),
-        "id": store.id if store.id is not None else f"{store.kind}-{digest}",
-        "timeout_s": store.timeout_s,
-    }
-    if store.capacity_bytes is not None:
-        settings["capacity_bytes"] = store.capacity_bytes
-    return settings
 
 
 def engine_command(

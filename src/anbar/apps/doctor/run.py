@@ -33,7 +33,8 @@ from anbar.config.models import (
     EngineConfig,
     LaunchConfig,
 )
-from anbar.config.render import EngineSlot, needs_plugin, store_settings
+from anbar.config.render import EngineSlot, needs_plugin
+from anbar.config.stores import store_settings
 from anbar.core.errors import AnbarError
 
 

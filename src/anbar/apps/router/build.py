@@ -19,7 +19,7 @@ from anbar.apps.router.sharing import SharedCaches, Told
 from anbar.apps.router.worker import Worker
 from anbar.config.models import AnbarConfig, CacheMode, EngineConfig, RouterConfig
 from anbar.config.record import RecordConfig
-from anbar.config.render import store_settings
+from anbar.config.stores import store_settings
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError
 from anbar.core.fleet import EngineState

@@ -11,7 +11,8 @@ from anbar.apps.stack.part import PartSpec
 from anbar.apps.stack.placement import Slots, is_emulated, launched_entries, region_file
 from anbar.config.load import ENVIRONMENT
 from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig, Restart
-from anbar.config.render import EngineSlot, engine_command, router_config, store_settings
+from anbar.config.render import EngineSlot, engine_command, router_config
+from anbar.config.stores import store_settings
 
 ENGINE_GRACE_S = 10.0
 """Between SIGTERM and SIGKILL: vLLM 0.32 ends within a second, more when it writes out."""

@@ -90,6 +90,8 @@ class Prediction(msgspec.Struct, frozen=True):
     prefill_s: float = 0.0
     later_s: float = 0.0
     """By how much its prefill delays prompts that come later, summed over them."""
+    imposed_s: float = 0.0
+    """By how much its prefill delays the answers that run there meanwhile, summed over them."""
 
     @property
     def ttft_s(self) -> float:

@@ -14,7 +14,7 @@ from anbar.core.fleet import EngineView, Prediction, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.filters import Verdict, verdict
-from anbar.route.predict import host_load_s, imposed_delay_s, score_s
+from anbar.route.predict import host_load_s, score_s
 
 NOT_LOOKED_AT = "policy_needs_no_tokens"
 """Why a prompt was not tokenized though it could have been."""
@@ -72,7 +72,7 @@ class Candidate:
     @property
     def score_s(self) -> float:
         """What `predicted_ttft` makes least."""
-        return score_s(self.engine, self.prediction) if self.prediction is not None else 0.0
+        return score_s(self.prediction) if self.prediction is not None else 0.0
 
 
 def note_decision(
@@ -122,7 +122,7 @@ def _candidate(decision: Decision, engine: EngineView, place: int) -> Candidate:
         prediction,
         load_host_s=host_s,
         load_shared_s=prediction.load_s - host_s,
-        imposed_s=imposed_delay_s(engine, prediction),
+        imposed_s=prediction.imposed_s,
     )
 
 

@@ -17,12 +17,14 @@ nothing, so the engine that has a prefix on its device comes before one that mus
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from anbar.core.events import Tier
 from anbar.core.fleet import NO_MATCH, EngineView, Prediction, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.adapters import adapter_wait_s
-from anbar.route.room import room_wait_s, staying
+from anbar.route.room import expected_in_flight, room_wait_s
 
 LATER_PER_WAITING = 2.0
 """Prompts to come that a second of computing delays by a second, for each one that waits now, on the average
@@ -35,15 +37,25 @@ H100: 2 to 22 times sooner than computing (vLLM's blog of 2026-01-08 on the offl
 slower."""
 
 
-def predict(query: RouteQuery, engine: EngineView, match: PrefixMatch, num_later: float = 0.0) -> Prediction:
-    """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix.
-    `num_later`: prompts to come that its computing delays."""
+class FleetMean(msgspec.Struct, frozen=True):
+    """Requests an engine has on the average: in flight, and of those without a first token."""
+
+    in_flight: float
+    waiting: float
+
+
+def predict(
+    query: RouteQuery, engine: EngineView, match: PrefixMatch, mean: FleetMean | None = None
+) -> Prediction:
+    """The seconds `query` would take to its first token on `engine`, which holds `match` of its prefix, and
+    what that costs others. Without a `mean` the engine stays as busy as it is, and nobody comes later."""
+    mean = mean or FleetMean(engine.num_in_flight, 0.0)
     wait_s = max(engine.wait_s, room_wait_s(engine, query.num_tokens - match.device))
     if query.lora is not None:
         wait_s += adapter_wait_s(query, engine)
     if match.shared == match.device:  # mostly: nothing of it has to be loaded, and there is nothing to weigh
-        return _with(query, engine, wait_s, match, num_later)
-    options = [_with(query, engine, wait_s, used, num_later) for used in _uses(match)]
+        return _with(query, engine, wait_s, match, mean)
+    options = [_with(query, engine, wait_s, used, mean) for used in _uses(match)]
     return min(options, key=lambda option: option.ttft_s)
 
 
@@ -51,28 +63,16 @@ def predict_all(
     query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
 ) -> dict[EngineId, Prediction]:
     """`predict` for each engine; one without an entry in `matches` holds nothing."""
-    num_waiting = sum(engine.num_in_flight - engine.num_decoding for engine in engines)
-    num_later = LATER_PER_WAITING * num_waiting / len(engines) if num_waiting else 0.0
-    return {
-        engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH), num_later) for engine in engines
-    }
+    num = max(1, len(engines))
+    num_in_flight = sum(engine.num_in_flight for engine in engines)
+    num_waiting = num_in_flight - sum(engine.num_decoding for engine in engines)
+    mean = FleetMean(num_in_flight / num, num_waiting / num)
+    return {engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH), mean) for engine in engines}
 
 
-def imposed_delay_s(engine: EngineView, prediction: Prediction) -> float:
-    """Seconds that the prefill takes from others' answers on `engine`, summed over them.
-
-    vLLM computes a prompt chunk in the same steps as the running decodes, so while the prefill lasts each of
-    them waits about as long as it takes; the overhead is no part of that, since the decodes' own steps have
-    it too. Loads run beside the steps and delay nobody. Those who run then are not those who run now: the
-    prompts before it are being answered by then, and answers that run now may have ended.
-    """
-    others = staying(engine, prediction.wait_s)
-    return others * max(0.0, prediction.prefill_s - engine.prefill.overhead_s)
-
-
-def score_s(engine: EngineView, prediction: Prediction) -> float:
+def score_s(prediction: Prediction) -> float:
     """What `predicted_ttft` makes least."""
-    return prediction.ttft_s + imposed_delay_s(engine, prediction) + prediction.later_s
+    return prediction.ttft_s + prediction.imposed_s + prediction.later_s
 
 
 def host_load_s(engine: EngineView, prediction: Prediction) -> float:
@@ -95,15 +95,22 @@ def _uses(match: PrefixMatch) -> list[PrefixMatch]:
 
 
 def _with(
-    query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatch, num_later: float
+    query: RouteQuery, engine: EngineView, wait_s: float, used: PrefixMatch, mean: FleetMean
 ) -> Prediction:
+    """What the prefill takes from others' answers: vLLM computes a prompt chunk in the same steps as the
+    running decodes, so while the prefill lasts each of them waits about as long as it takes; the overhead is
+    no part of that, since the decodes' own steps have it too. Loads run beside the steps and delay nobody.
+    Those who run then are not those who run now: the prompts before it are being answered by then, answers
+    that run now may have ended, and others have come."""
     host_s = _load_s(engine, Tier.HOST, used.host - used.device)
     shared_s = _load_s(engine, Tier.SHARED, used.shared - used.host)
     # A prompt that is held in full still needs its last token computed to have something to sample from.
     num_cached = max(0, min(used.total, query.num_tokens - 1))
     prefill_s = engine.prefill.seconds(query.num_tokens, num_cached)
-    later_s = num_later * max(0.0, prefill_s - engine.prefill.overhead_s)
-    return Prediction(used, wait_s, host_s + shared_s, prefill_s, later_s)
+    blocking_s = max(0.0, prefill_s - engine.prefill.overhead_s)
+    later_s = LATER_PER_WAITING * mean.waiting * blocking_s
+    imposed_s = expected_in_flight(engine, wait_s, mean.in_flight) * blocking_s
+    return Prediction(used, wait_s, host_s + shared_s, prefill_s, later_s, imposed_s)
 
 
 def _load_s(engine: EngineView, tier: Tier, num_tokens: int) -> float:

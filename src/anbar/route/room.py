@@ -24,8 +24,9 @@ def room_wait_s(engine: EngineView, num_new: int) -> float:
     return engine.answer_s * math.log(max(1.0, held / left))
 
 
-def staying(engine: EngineView, after_s: float) -> float:
-    """How many of the requests in flight are expected to be there still, `after_s` seconds from now."""
+def expected_in_flight(engine: EngineView, after_s: float, mean: float) -> float:
+    """How many requests `engine` is expected to have in flight `after_s` seconds from now: those of today
+    end, others come, and the more of them are new the more it is like the fleet, which has `mean` each."""
     if engine.answer_s <= 0.0:
         return engine.num_in_flight
-    return engine.num_in_flight * math.exp(-after_s / engine.answer_s)
+    return mean + (engine.num_in_flight - mean) * math.exp(-after_s / engine.answer_s)

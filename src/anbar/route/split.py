@@ -74,8 +74,8 @@ def gain_s(query: RouteQuery, unsplit: Leg, prefill: Leg, match: PrefixMatch) ->
     engine = unsplit.engine
     after = predict(query, engine, match)
     waited_s = min(after.wait_s, prefill.prediction.ttft_s)
-    split_s = score_s(prefill.engine, prefill.prediction) + score_s(engine, after) - waited_s
-    return score_s(engine, unsplit.prediction) - split_s
+    split_s = score_s(prefill.prediction) + score_s(after) - waited_s
+    return score_s(unsplit.prediction) - split_s
 
 
 def handed(match: PrefixMatch, num_tokens: int) -> PrefixMatch:

@@ -17,7 +17,7 @@ from anbar.core.fleet import EngineView, PrefixMatch
 from anbar.core.ids import EngineId
 from anbar.route.policies import make_policy
 from anbar.route.policies.predicted_ttft import TIE_RATIO, TIE_S
-from anbar.route.predict import LATER_PER_WAITING, imposed_delay_s, predict, predict_all
+from anbar.route.predict import LATER_PER_WAITING, predict, predict_all
 from anbar.sim.engine.shape import EngineShape
 from tests.unit.calibrate.virtual_engine import VirtualEngine
 
@@ -130,18 +130,28 @@ def test_answers_that_run_are_delayed_by_the_computing_and_not_by_the_overhead()
 
 def test_those_that_wait_before_a_prompt_are_delayed_by_it_as_answers() -> None:
     """When the prompt is computed, a queue that was before it is being answered: it is no empty engine that
-    a long prompt should be sent to. Of answers that run, some have ended by then: after as long as answers
-    mostly run, all but 1/e of them."""
+    a long prompt should be sent to. What sets an engine apart passes meanwhile:
+    after as long as answers mostly run, all but 1/e of how much busier it is than the fleet."""
     short = PrefillCost(1e-3)
     asked = query(range(1000))
     waiting = view("a", prefill=short, queued=8, in_flight=8)
     running = view("b", prefill=short, decoding=8, in_flight=8)
-    one, other = (
-        imposed_delay_s(engine, predict(asked, engine, PrefixMatch())) for engine in (waiting, running)
-    )
+    one, other = (predict(asked, engine, PrefixMatch()).imposed_s for engine in (waiting, running))
     assert one == other == 8.0
     ending = replace(view("c", prefill=short, queued=4000, decoding=8, in_flight=8), answer_s=4.0)
-    assert imposed_delay_s(ending, predict(asked, ending, PrefixMatch())) == pytest.approx(8 / math.e)
+    idle = view("d", prefill=short)
+    imposed_s = predict_all(asked, [ending, idle], {})[ending.id].imposed_s
+    assert imposed_s == pytest.approx(4 + 4 / math.e)
+
+
+def test_a_long_prompt_is_not_sent_to_wait_for_others_answers_to_end() -> None:
+    """Two engines answer alike many, and one of them has a long queue. A prompt that holds up many holds up
+    as many after the queue as before it, since others come meanwhile: there is nothing to wait for."""
+    busy = {"decoding": 20, "in_flight": 20}
+    free, full = (
+        replace(queued(name, wait_s, **busy), answer_s=5.0) for name, wait_s in (("a", 0.0), ("b", 100.0))
+    )
+    assert chosen(free, full) == "a"
 
 
 def test_the_more_wait_the_more_computing_less_is_worth() -> None:
@@ -185,5 +195,5 @@ def test_the_predicted_delay_is_that_of_the_engine_model(
     kind = EngineType("", "", "", "", 256, KV_BYTES_PER_TOKEN, budget)
     cost = prefill_prior(CostFile(kind, Measured("", "", 0.0), H100_8B))
     engine = view("a", prefill=cost, decoding=num_decoding, in_flight=num_decoding)
-    predicted_s = imposed_delay_s(engine, predict(query(range(num_tokens)), engine, PrefixMatch()))
+    predicted_s = predict(query(range(num_tokens)), engine, PrefixMatch()).imposed_s
     assert predicted_s == pytest.approx(delayed_s(num_decoding, num_tokens, budget), rel=most_off)

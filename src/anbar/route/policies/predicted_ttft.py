@@ -11,7 +11,7 @@ from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
-from anbar.route.predict import busyness, imposed_delay_s, predict_all, score_s
+from anbar.route.predict import busyness, predict_all, score_s
 
 TIE_RATIO = 0.1
 """Scores within 10 % of the best are equal. Learned prefill rates of like engines differ by as much, and
@@ -91,7 +91,7 @@ def _is_tied(entry: _Scored, best: _Scored) -> bool:
 
 
 def _score(engine: EngineView, prediction: Prediction) -> _Scored:
-    return _Scored(engine, prediction, score_s(engine, prediction))
+    return _Scored(engine, prediction, score_s(prediction))
 
 
 def _describe(num_tokens: int, entry: _Scored) -> str:
@@ -101,7 +101,7 @@ def _describe(num_tokens: int, entry: _Scored) -> str:
         f"{match.shared - match.host} in the shared store"
     )
     others = (
-        f", delaying others' answers by {imposed_delay_s(entry.engine, cost):.3f} s in all and prompts to "
+        f", delaying others' answers by {cost.imposed_s:.3f} s in all and prompts to "
         f"come by {cost.later_s:.3f} s"
     )
     return (

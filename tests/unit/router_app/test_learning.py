@@ -1,6 +1,7 @@
 """What the router learns from the requests that it carries."""
 
 import pytest
+from msgspec import structs
 from scripted import (
     END,
     REQUEST,
@@ -17,8 +18,13 @@ from scripted import (
 )
 from tests.waiting import until
 
+from anbar.apps.router.load import by_reported_times
 from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.core.cost import PrefillWork
+from anbar.core.events import Tier
+from anbar.core.ids import RequestId
+from anbar.core.outcome import RequestFacts
+from anbar.route.costs import Finished
 
 EVENTS = (
     b'data: {"choices":[1]}\n\n',
@@ -61,8 +67,42 @@ async def test_a_stream_teaches_what_its_first_token_took() -> None:
         assert before_s < after_s < 0.26
 
 
+async def test_an_answer_that_is_not_streamed_teaches_what_its_engine_reports() -> None:
+    """Two of five tokens were cached; the engine says that the request waited for 2 s and the first token
+    took a quarter of a second from then on. What came after it, 3 s, is how long answers run."""
+    body = (
+        b'{"choices":[{"text":"x"}],"usage":{"prompt_tokens":5,"completion_tokens":2,'
+        b'"prompt_tokens_details":{"cached_tokens":2}},'
+        b'"metrics":{"queue_time_ms":2000,"time_to_first_token_ms":250}}'
+    )
+
+    async def script(connection: Connection) -> None:
+        path.clock.advance(5.25)
+        await answer(body)(connection)
+
+    async with scripted(script) as scripts, path_to([engine_at(scripts.port, "a")]) as path:
+        await ask(path.port, post(REQUEST))
+        await path.finished()
+        (engine,) = path.fleet
+        assert engine.costs.learner.num_samples == 1
+        assert engine.costs.learner.error == pytest.approx(0.25 / PREFILL_PRIOR.seconds(5, 2) - 1)
+        assert engine.costs.answer_s == pytest.approx(3.0)
+
+
+def test_reported_times_with_a_load_or_without_a_queue_teach_nothing() -> None:
+    """vLLM counts a load from the host tier as waiting: what is left would make it free. And an engine that
+    does not say how long a request waited says nothing of what it took."""
+    facts = RequestFacts(RequestId("r"), "completions", reported_ttft_s=2.0, reported_queue_s=1.5)
+    finished = Finished(PrefillWork.of(100, 50), 9.0, PrefillWork.of(10), {Tier.HOST: 0})
+    told = by_reported_times(finished, facts, 7.0)
+    assert told == Finished(PrefillWork.of(100, 50), 0.5, loaded={Tier.HOST: 0}, answer_s=5.0)
+    assert by_reported_times(structs.replace(finished, loaded={Tier.HOST: 50}), facts, 7.0) is None
+    facts.reported_queue_s = None
+    assert by_reported_times(finished, facts, 7.0) is None
+
+
 async def test_what_shows_no_first_token_or_fails_teaches_nothing() -> None:
-    """An answer that is not streamed, an error, and a stream that breaks."""
+    """An answer that is not streamed whose engine reports no times, an error, and a stream that breaks."""
     slow = Slow()
     slow.is_whole = False
     body = b'{"choices": [{"text": "x"}]}'

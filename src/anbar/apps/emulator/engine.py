@@ -13,6 +13,7 @@ from anbar.apps.emulator.faults import Fault, Script
 from anbar.apps.emulator.service import Service
 from anbar.apps.emulator.settings import EngineSettings
 from anbar.apps.emulator.state import EngineState
+from anbar.apps.tasks import Tasks
 from anbar.core.errors import RequestError, StackError, WireError
 from anbar.sim.engine.counters import Counters
 
@@ -51,7 +52,7 @@ class EmulatedEngine(EngineState):
         self.port = settings.port
         self._service = Service(self, self._later)
         self._server: HttpServer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         """Deaths on demand."""
         self._changing = asyncio.Lock()
         """Held while a life begins or ends."""
@@ -124,10 +125,7 @@ class EmulatedEngine(EngineState):
     async def stop(self) -> None:
         """End without ceremony; idempotent."""
         await self.die()
-        tasks = list(self._tasks)  # which only wait, in vain
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.give_up()  # which only wait, in vain
 
     async def die(self) -> None:
         """What SIGKILL does: the listener, every connection and the event sockets are gone. Idempotent."""
@@ -196,9 +194,7 @@ class EmulatedEngine(EngineState):
         never)."""
         self._num_orders += 1
         self.is_dying = True
-        task = asyncio.get_running_loop().create_task(self._die_for(dead_s, self._num_orders))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._die_for(dead_s, self._num_orders))
 
     async def _die_for(self, dead_s: float, order: int) -> None:
         await asyncio.sleep(0.01)  # lets the answer to the admin call leave

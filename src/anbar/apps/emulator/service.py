@@ -24,6 +24,7 @@ from anbar.apps.emulator.settings import Runner
 from anbar.apps.emulator.sink import JSON, FaultStruck, FaultySink, Sink
 from anbar.apps.emulator.state import EngineState
 from anbar.apps.emulator.token_pages import TokenPages
+from anbar.apps.tasks import Tasks
 
 Page = Callable[[Request], Answer | Later]
 
@@ -78,7 +79,7 @@ class Service:
 
     def __init__(self, state: EngineState, die_for: Callable[[float], None]) -> None:
         self._state = state
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         pages, tokens = Pages(state), TokenPages(state)
         admin = Admin(state, die_for)
         self._work: dict[str, Parse] = {"/v1/embeddings": self._embed}
@@ -136,10 +137,7 @@ class Service:
 
     async def stop(self) -> None:
         """Give up what is being read."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.give_up()
 
     def _add_optional(self, pages: Pages) -> None:
         """Pages that vLLM has only where its environment asks for them."""
@@ -230,9 +228,7 @@ class Service:
 
     def _aside(self, call: _Call, read: Callable[[], T], go_on: Callable[[T], None]) -> None:
         """Read a long request on a thread, and go on here."""
-        task = asyncio.get_running_loop().create_task(self._read_long(call, read, go_on))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._read_long(call, read, go_on))
 
     async def _read_long(self, call: _Call, read: Callable[[], T], go_on: Callable[[T], None]) -> None:
         outcome: T | Exception

@@ -36,6 +36,7 @@ from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sessions import session_of
 from anbar.apps.router.standing import Standing
+from anbar.apps.tasks import Tasks
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
 from anbar.core.fleet import EngineState, Route
@@ -103,15 +104,12 @@ class Flow:
         self.parts = parts
         self._matched: tuple[RouteQuery | None, Matched] = None, Matched()
         self._forwarder = _forwarder(parts)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._stopping = False
 
     def start(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Serve an exchange."""
-        task = asyncio.get_running_loop().create_task(self._supervise(exchange, endpoint))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        exchange.on_gone = task.cancel
+        exchange.on_gone = self._tasks.start(self._supervise(exchange, endpoint)).cancel
 
     def retune(self, parts: FlowParts) -> None:
         """Go on with other parts, also while requests run; those that were sent end with the old ones."""
@@ -120,9 +118,7 @@ class Flow:
     async def stop(self) -> None:
         """Give up what still runs, and tell its clients; what comes from now on is refused."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.give_up()
 
     async def _supervise(self, exchange: Exchange, endpoint: Endpoint) -> None:
         parts = self.parts

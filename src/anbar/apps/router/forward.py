@@ -44,7 +44,7 @@ from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.handover import Handed
 from anbar.apps.router.headers import answer_headers
 from anbar.apps.router.idempotency import Claim, kept_headers
-from anbar.apps.router.load import Plan
+from anbar.apps.router.load import Plan, by_reported_times
 from anbar.apps.router.outgoing import OutOfTime, ask, ask_for_rest, is_event_stream
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.record import Record
@@ -233,9 +233,13 @@ class Forwarder:
             return broken if failure is None else SIGNALS[failure]
         if job.handed is not None:
             return Signal.OK
-        if job.api.stream and job.query.token_ids:
+        if job.query.token_ids:
             num_cached = _first(record.reported_cached_tokens, num_predicted)
-            engine.costs.observe(share.finished(num_cached, record.num_prompt_tokens))
+            seen = share.finished(num_cached, record.num_prompt_tokens)
+            since_s = self._clock.now_s() - sent_s
+            known = seen if job.api.stream else by_reported_times(seen, record, since_s)
+            if known is not None:
+                engine.costs.observe(known)
         self._caches.compare(engine.id, job.query, prediction.match, record.reported_cached_tokens)
         self._check.answered(engine, job.query, job.told.get(engine.id), record)
         return Signal.OK

@@ -4,12 +4,14 @@ import math
 from types import TracebackType
 
 import msgspec
+from msgspec import structs
 
 from anbar.adapters.vllm.load_page import ReportedLoad
 from anbar.core.clock import Clock
 from anbar.core.cost import NO_WORK, PrefillWork
 from anbar.core.events import Tier
 from anbar.core.fleet import NO_PREDICTION, Prediction
+from anbar.core.outcome import RequestFacts
 from anbar.route.costs import Finished
 from anbar.route.load_check import NO_STRANGERS, Strangers
 from anbar.route.waiting import PrefillQueue, QueuedPrompt
@@ -21,6 +23,22 @@ class Plan(msgspec.Struct, frozen=True):
     num_tokens: int
     prediction: Prediction = NO_PREDICTION
     streams: bool = True
+
+
+def by_reported_times(finished: Finished, facts: RequestFacts, since_sent_s: float) -> Finished | None:
+    """What a request whose answer was not streamed says of its engine, by the times that the engine reports:
+    from being scheduled to the first token, whatever it had waited for. None without these, and where
+    something was loaded, which vLLM counts as waiting."""
+    ttft_s, queue_s = facts.reported_ttft_s, facts.reported_queue_s
+    if ttft_s is None or queue_s is None or any(finished.loaded.values()):
+        return None
+    return structs.replace(
+        finished,
+        seconds=ttft_s - queue_s,
+        queued=NO_WORK,
+        answer_s=max(0.0, since_sent_s - ttft_s),
+        is_clear=True,
+    )
 
 
 class EngineLoad:

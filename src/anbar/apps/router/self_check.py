@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.record import Record
+from anbar.apps.tasks import Tasks
 from anbar.core.fleet import PrefixMatch
 from anbar.core.outcome import Emit, Outcome, SupervisorCaught, TrustChanged
 from anbar.core.request import RouteQuery
@@ -31,13 +32,11 @@ class SelfCheck:
         self._index = index
         self._feed = feed
         self._emit = emit
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def stop(self) -> None:
         """Give up what still waits."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.give_up()
 
     def answered(self, engine: Engine, query: RouteQuery, told: PrefixMatch | None, record: Record) -> None:
         """An engine's answer is over; `told` is what its events told of its cache when it was chosen,
@@ -106,11 +105,8 @@ class SelfCheck:
         self._emit(TrustChanged(engine.id, before.value, engine.drift.trust.value, round(share, 3)))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        self._tasks.start(work).add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._emit(SupervisorCaught("self_check", type(error).__name__))

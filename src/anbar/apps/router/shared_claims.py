@@ -18,6 +18,7 @@ from anbar.apps.router.changes import read_message
 from anbar.apps.router.exchange import Answers, PeerExchange
 from anbar.apps.router.idempotency import Claim, Entry, Idempotency, IdempotencyConfig, reused
 from anbar.apps.router.worker import Worker
+from anbar.apps.tasks import Tasks
 from anbar.core.clock import Clock
 from anbar.core.errors import RequestError
 
@@ -70,7 +71,7 @@ class SharedIdempotency(Idempotency):
         super().__init__(config, clock)
         self._worker = worker
         self._exchange = exchange
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def claim(self, request: Request) -> Claim | Answer | None:
         identity = self.identity(request)
@@ -85,9 +86,7 @@ class SharedIdempotency(Idempotency):
         return {CLAIM: self._keep}
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.give_up()
 
     async def _keep(self, channel: Channel, body: bytes) -> None:
         """Another worker asks; its right ends with the connection."""
@@ -112,9 +111,7 @@ class SharedIdempotency(Idempotency):
         loop = asyncio.get_running_loop()
         said: asyncio.Future[Said] = loop.create_future()
         result: asyncio.Future[Kept | None] = loop.create_future()
-        task = loop.create_task(self._talk(keeper, asked, said, result))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks.start(self._talk(keeper, asked, said, result))
         try:
             await asyncio.wait((task, said), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:

@@ -20,6 +20,7 @@ from anbar.apps.router.explain_endpoint import MAX_LISTED, ExplainEndpoint
 from anbar.apps.router.explain_page import Explanations, LastRequests
 from anbar.apps.router.failures import internal
 from anbar.apps.router.kv import KvFeed
+from anbar.apps.tasks import Tasks
 from anbar.core.errors import RequestError, WireError
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -82,7 +83,7 @@ class Together:
         self._own = own
         self._parent = parent
         self._emit = emit
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def takes(self, exchange: Exchange) -> bool:
         """Whether others have a part in this request's answer."""
@@ -103,15 +104,10 @@ class Together:
                 answer = internal(())
             reply(exchange, answer)
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        exchange.on_gone = task.cancel
+        exchange.on_gone = self._tasks.start(run()).cancel
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.give_up()
 
     async def _answer(self, exchange: Exchange, own: Answer) -> Answer:
         path = exchange.request.path

@@ -29,7 +29,7 @@ def seconds_to_wait(
 ) -> float:
     """0 when the request is taken on; else the seconds until one like it would be. `predictions` are those of
     the engines that may serve it."""
-    if config.slo_ttft_s is None and sum(e.num_in_flight for e in engines) < config.max_waiting:
+    if config.slo_ttft_s is None and sum([e.num_in_flight for e in engines]) < config.max_waiting:
         return 0.0
     able = [e for e in engines if e.id in predictions and e.state is EngineState.READY]
     if not able:

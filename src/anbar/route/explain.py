@@ -45,7 +45,7 @@ class Decision(msgspec.Struct, frozen=True):
     verdicts: Mapping[EngineId, Verdict] | None
     """None: all were able."""
     degraded: Mapping[EngineId, str]
-    """By engine: why its cache could not be predicted precisely, or ""."""
+    """Why an engine's cache could not be predicted precisely; of the others nothing."""
     route: Route | None = None
 
     def verdict(self, engine: EngineId) -> Verdict:

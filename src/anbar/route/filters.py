@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from operator import attrgetter
 
 from anbar.core.errors import NoEngine
 from anbar.core.fleet import EngineState, EngineView
@@ -35,6 +36,7 @@ class Verdict(Enum):
     """It asked for a pause, or failed too often: others are asked first."""
 
 
+_ID = attrgetter("id")
 _OF_STATE = {
     EngineState.READY: Verdict.ABLE,
     EngineState.STARTING: Verdict.STARTING,
@@ -89,19 +91,19 @@ def _plainly_able(query: RouteQuery, engines: Sequence[EngineView]) -> list[Engi
 
 
 def candidates(query: RouteQuery, engines: Sequence[EngineView]) -> list[EngineView]:
-    """The engines that are ready, serve the model and have a context long enough, in the given order; those
-    without a slot for the request's adapter only if there are no others.
+    """The engines that are ready, serve the model and have a context long enough, in the order of their ids;
+    those without a slot for the request's adapter only if there are no others.
 
     Raises `RequestError` or `NoEngine` as `Policy.decide` does; never returns an empty list.
     """
     able = _plainly_able(query, engines)
     if len(able) == len(engines) and able:
-        return able
+        return sorted(able, key=_ID)
     verdicts = [verdict(query, engine) for engine in engines]
     for wanted in (Verdict.ABLE, Verdict.NO_ADAPTER_SLOT):
         able = [engine for engine, found in zip(engines, verdicts, strict=True) if found is wanted]
         if able:
-            return able
+            return sorted(able, key=_ID)
     serving = [engine for engine in engines if query.model in engine.models]
     if not serving:
         if not engines or any(not engine.models for engine in engines):

@@ -134,7 +134,8 @@ class Placements:
         if known is None:
             return Placement(_Engine("", 1), None)
         placement = Placement(known, None)
-        self._place(placement, known, query)
+        if query.token_ids:
+            self._place(placement, known, query)
         return placement
 
     def extend(self, engine: EngineId, placement: Placement, query: RouteQuery) -> None:

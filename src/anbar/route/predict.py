@@ -15,9 +15,10 @@ matched. A tier without a known cost is taken to need a fraction of the time of 
 nothing, so the engine that has a prefix on its device comes before one that must load it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from anbar.core.events import Tier
 from anbar.core.fleet import NO_MATCH, EngineView, Prediction, PrefixMatch
@@ -63,11 +64,45 @@ def predict_all(
     query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
 ) -> dict[EngineId, Prediction]:
     """`predict` for each engine; one without an entry in `matches` holds nothing."""
+    fleet = _fleet_mean(engines)
+    return {engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH), fleet) for engine in engines}
+
+
+class LatePredictions(Mapping[EngineId, Prediction]):
+    """As `predict_all`, each made when it is asked for. Where the choice needs none, all but one are only
+    wanted by who has it explained."""
+
+    __slots__ = ("_engines", "_made", "_matches", "_query")
+
+    def __init__(
+        self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
+    ) -> None:
+        # It is kept for longer than the prompt is to be.
+        self._query = replace(query, token_ids=()) if query.token_ids else query
+        self._engines = {engine.id: engine for engine in engines}
+        self._matches = matches
+        self._made: dict[EngineId, Prediction] = {}
+
+    def __getitem__(self, engine: EngineId) -> Prediction:
+        found = self._made.get(engine)
+        if found is None:
+            match = self._matches.get(engine, NO_MATCH)
+            fleet = _fleet_mean(self._engines.values())
+            found = self._made[engine] = predict(self._query, self._engines[engine], match, fleet)
+        return found
+
+    def __iter__(self) -> Iterator[EngineId]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+
+def _fleet_mean(engines: Collection[EngineView]) -> FleetMean:
     num = max(1, len(engines))
-    num_in_flight = sum(engine.num_in_flight for engine in engines)
-    num_waiting = num_in_flight - sum(engine.num_decoding for engine in engines)
-    mean = FleetMean(num_in_flight / num, num_waiting / num)
-    return {engine.id: predict(query, engine, matches.get(engine.id, NO_MATCH), mean) for engine in engines}
+    num_in_flight = sum([engine.num_in_flight for engine in engines])
+    num_waiting = num_in_flight - sum([engine.num_decoding for engine in engines])
+    return FleetMean(num_in_flight / num, num_waiting / num)
 
 
 def score_s(prediction: Prediction) -> float:

@@ -1,6 +1,8 @@
 """What every policy must do, and what each is for."""
 
 import math
+import weakref
+from array import array
 from collections import Counter
 from collections.abc import Mapping
 from random import Random
@@ -14,11 +16,11 @@ from anbar.core.cost import LoadCost, PrefillCost
 from anbar.core.errors import ConfigError, NoEngine, RequestError
 from anbar.core.events import Tier
 from anbar.core.fleet import EngineState, EngineView, PrefixMatch, Route
-from anbar.core.ids import EngineId
+from anbar.core.ids import EngineId, RequestId
 from anbar.core.request import RouteQuery
 from anbar.route.contract import Sight
 from anbar.route.policies import POLICIES, make_policy
-from anbar.route.predict import predict
+from anbar.route.predict import LatePredictions, predict, predict_all
 
 from .builders import query, view
 
@@ -82,6 +84,22 @@ def test_only_able_engines_are_named_and_each_once(name: str, views: list[Engine
     assert route.policy == name
     assert route.target in route.reason
     assert route.predictions.keys() == able
+
+
+@given(views=VIEWS)
+def test_predictions_made_when_they_are_asked_for_are_the_same(views: list[EngineView]) -> None:
+    """A policy that needs none for its choice says of each engine, in any order and as often as asked, what
+    is predicted of all at once; what it keeps for that has no tokens."""
+    matches = cached(e0=100, e1=900)
+    late = LatePredictions(query(PROMPT), views, matches)
+    assert dict(reversed(list(late.items()))) == predict_all(query(PROMPT), views, matches) == late
+    assert late.get(EngineId("nobody")) is None
+    tokens = array("I", PROMPT)
+    asked = RouteQuery(RequestId("r"), "m", tokens, len(tokens))
+    kept, tokens_kept = LatePredictions(asked, views, matches), weakref.ref(tokens)
+    del tokens, asked
+    assert len(kept) == len(views)
+    assert tokens_kept() is None
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -23,12 +23,12 @@ MAX_AGE_S = 120.0
 vllm-router."""
 
 
-def imprecise(sight: Sight, engine: Engine) -> str:
-    """Why a policy that sees so much knows an engine's cache only approximately; "" when it knows it, or does
-    not look."""
+def imprecise(sight: Sight, engines: Iterable[Engine]) -> dict[EngineId, str]:
+    """Why a policy that sees so much knows an engine's cache only approximately, by engine; without those
+    that it knows, and without any when it does not look."""
     if sight is Sight.CACHES:
-        return engine.degraded()
-    return "placements_only" if sight is Sight.PLACEMENTS else ""
+        return {engine.id: why for engine in engines if (why := engine.degraded())}
+    return {engine.id: "placements_only" for engine in engines} if sight is Sight.PLACEMENTS else {}
 
 
 def degraded(sight: Sight, tokens_note: str, engine: Engine) -> str:

@@ -1,6 +1,6 @@
 """What the router knows of its engines."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -176,6 +176,7 @@ class Engine:
         """The frozen value that policies see."""
         load, queue, costs, facts = self.load, self.load.queue, self.costs, self.facts
         queue.pass_time(now_s)
+        num_sent, strangers, learner = load.num_believed, load.strangers, costs.learner
         has_adapters = bool(facts.adapters)
         return EngineView(
             id=self.id,
@@ -183,17 +184,17 @@ class Engine:
             models=facts.names,
             block_size=facts.block_size,
             max_model_len=facts.max_model_len,
-            prefill=costs.prefill,
+            prefill=learner.cost,
             loads=costs.loads,
-            doubt=costs.doubt,
+            doubt=learner.doubt,
             kv_tokens=facts.kv_tokens,
             kv_held_tokens=load.believed_tokens,
             answer_s=costs.answer_s,
             queued_prefill_tokens=queue.tokens + load.strangers_work.tokens,
             queued_prefill_pairs=queue.pairs + load.strangers_work.pairs,
             prefill_done_s=queue.done_s(now_s) if queue.tokens else 0.0,
-            num_decoding=load.num_streams,
-            num_in_flight=load.num_believed + load.strangers.total,
+            num_decoding=num_sent - len(queue) + strangers.num_running,
+            num_in_flight=num_sent + strangers.total,
             adapters=self.adapters.loaded if has_adapters else NO_ADAPTERS,
             adapters_full=has_adapters and self.adapters.is_full,
         )
@@ -234,9 +235,11 @@ class Fleet:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = {engine.id: engine for engine in engines}
+        self.engines: Collection[Engine] = self._engines.values()
+        """As they are at any time: each request looks at all of them several times."""
 
     def __iter__(self) -> Iterator[Engine]:
-        return iter(self._engines.values())
+        return iter(self.engines)
 
     def __getitem__(self, engine: EngineId) -> Engine:
         return self._engines[engine]
@@ -258,10 +261,10 @@ class Fleet:
 
     def serving(self, model: str) -> list[Engine]:
         """Engines that serve `model`, ready or not."""
-        return [engine for engine in self if model in engine.facts.names]
+        return [engine for engine in self.engines if model in engine.facts.names]
 
     def ready(self) -> list[Engine]:
         return [engine for engine in self if engine.is_ready]
 
     def views(self, now_s: float) -> list[EngineView]:
-        return [engine.view(now_s) for engine in self]
+        return [engine.view(now_s) for engine in self.engines]

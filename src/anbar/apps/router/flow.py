@@ -30,7 +30,7 @@ from anbar.apps.router.handover import Handed, Handover, Wanted
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
 from anbar.apps.router.naming import Naming
-from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens
+from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens, is_beyond
 from anbar.apps.router.record import Record
 from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.self_check import SelfCheck
@@ -95,6 +95,8 @@ class Audience(NamedTuple):
     """As in `RouteQuery`."""
     session: str
     num_body_bytes: int
+    max_model_len: int
+    """The longest context that one of `serving` has, in tokens; 0: none says."""
 
 
 class Flow:
@@ -196,9 +198,9 @@ class Flow:
         splits = parts.handover.is_on
         able = parts.handover.answering(api.model, group) if splits else group
         serving = self._serving(api.model, able, asked)
-        meant = Audience(serving, able, session, len(exchange.request.body))
+        max_model_len = max([engine.facts.max_model_len for engine in serving])
+        meant = Audience(serving, able, session, len(exchange.request.body), max_model_len)
         record.model = api.model
-        max_model_len = max(engine.facts.max_model_len for engine in serving)
         if max_model_len:
             check_output_length(api, max_model_len)
         tokens, query = await self._read(api, meant, record)
@@ -247,7 +249,7 @@ class Flow:
         all that is known."""
         parts = self.parts
         if parts.policy.sight is Sight.NOTHING and not parts.recorder.needs_tokens:
-            parts.prompts.is_beyond(api, meant.serving)
+            is_beyond(api, meant.max_model_len)
             return NO_TOKENS, self._query(record, api, NO_TOKENS, meant)
         before_s = parts.clock.now_s()
         whole = not self._is_told(meant.serving)
@@ -277,7 +279,9 @@ class Flow:
     def _serving(self, model: str, group: frozenset[EngineId], asked: str) -> list[Engine]:
         """`asked`: the name that the client sent."""
         fleet = self.parts.fleet
-        serving = [engine for engine in fleet.serving(model) if not group or engine.id in group]
+        serving = fleet.serving(model)
+        if group:
+            serving = [engine for engine in serving if engine.id in group]
         if serving:
             return serving
         if any(engine.health.state is EngineState.STARTING for engine in fleet):
@@ -306,7 +310,7 @@ class Flow:
         if not query.token_ids or not api.reads_cache:
             return Matched()
         if self._matched[0] is not query:
-            ready = [engine.id for engine in self.parts.fleet if engine.is_ready]
+            ready = [engine.id for engine in self.parts.fleet.engines if engine.is_ready]
             self._matched = query, self.parts.caches.match(query, ready, self.parts.policy.sight)
         return self._matched[1]
 
@@ -325,7 +329,7 @@ class Flow:
             matched = parts.handover.raised(matched, query, handed.num_tokens)
         record.decided_s = parts.clock.now_s()
         views = parts.standing.views(query.model, query.engines)
-        degraded = {engine.id: imprecise(parts.policy.sight, engine) for engine in parts.fleet}
+        degraded = imprecise(parts.policy.sight, parts.fleet.engines)
         route = None
         try:
             route = parts.policy.decide(query, views, matched.believed)

@@ -241,7 +241,7 @@ class Handover:
             route = policy.decide(query, views, matched.believed)
         except (NoEngine, RequestError):
             return None
-        degraded = {engine.id: imprecise(policy.sight, engine) for engine in parts.fleet}
+        degraded = imprecise(policy.sight, parts.fleet.engines)
         record.decision = note_decision(query, wanted.tokens_note, views, degraded, route)
         return _Leg(query, views, route, matched, record)
 

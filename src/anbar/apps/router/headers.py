@@ -26,9 +26,11 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 
 def request_id(headers: Sequence[Header]) -> RequestId:
     """The client's `x-request-id` if it is one that can stand in a log line, else a new one."""
-    given = next((value for name, value in headers if name == b"x-request-id"), None)
-    if given is not None and _SANE_ID.fullmatch(given):
-        return RequestId(given.decode())
+    for name, value in headers:
+        if name == b"x-request-id":
+            if _SANE_ID.fullmatch(value):
+                return RequestId(value.decode())
+            break
     return RequestId(f"{_ids.getrandbits(128):032x}")
 
 

@@ -115,7 +115,7 @@ class EngineLoad:
     @property
     def num_streams(self) -> int:
         """Answers that it generates, whoever asked for them."""
-        return self.num_decoding - self.num_ghosts + self.strangers.num_running
+        return self.num_believed - len(self.queue) + self.strangers.num_running
 
     def meet(self, strangers: Strangers, work: PrefillWork) -> None:
         """Others have so much there."""
@@ -170,9 +170,10 @@ class Share:
     )
 
     def __init__(self, load: EngineLoad, plan: Plan, clock: Clock) -> None:
-        work = PrefillWork.of(plan.num_tokens, plan.prediction.match.total) if plan.num_tokens else NO_WORK
         match = plan.prediction.match
-        loads = match.total > match.device
+        num_cached = match.total
+        work = PrefillWork.of(plan.num_tokens, num_cached) if plan.num_tokens else NO_WORK
+        loads = num_cached > match.device
         self._prompt = QueuedPrompt(work, plan.prediction.prefill_s, plan.streams, loads)
         self._plan = plan
         self._load = load

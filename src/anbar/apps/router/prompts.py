@@ -96,13 +96,13 @@ class Prompts:
         """The ids that the engines in `serving` will compute: all of them, or what is known of them and one
         piece more. `num_bytes`: of the request's body. Raises RequestError for a prompt whose mere number
         of characters is beyond their context."""
-        if self.is_beyond(api, serving):
+        if is_beyond(api, max([engine.facts.max_model_len for engine in serving])):
             return _none(Reason.TOO_LONG.value)
         tokenizer = self._tokenizers.get(api.model)
         if tokenizer is None:
             return await self._ask(api, serving)
         read = tokenizer.read_chat if api.endpoint is Endpoint.CHAT else tokenizer.read_completion
-        num_chars = max(_FIRST_CHARS, _CHARS_PER_TOKEN * max(engine.unit_tokens() for engine in serving))
+        num_chars = max(_FIRST_CHARS, _CHARS_PER_TOKEN * max([engine.unit_tokens() for engine in serving]))
         if whole:
             num_chars = sys.maxsize
         is_quick = tokenizer.has_short_pieces and num_bytes <= (
@@ -115,7 +115,7 @@ class Prompts:
         else:
             tokens = await self._aside(_begin, read, api.body, num_chars)
         # Only a whole prompt is kept from engines whose context is too short for it.
-        shortest = min((e.facts.max_model_len for e in serving if e.facts.max_model_len), default=0)
+        shortest = min([e.facts.max_model_len for e in serving if e.facts.max_model_len], default=0)
         if shortest and not tokens.is_whole and tokens.reading.num_tokens > _NEAR_CONTEXT * shortest:
             await self._aside(tokens.reading.whole)
         return tokens
@@ -131,17 +131,6 @@ class Prompts:
 
     async def _aside(self, work: Callable[..., _T], *args: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
-
-    @staticmethod
-    def is_beyond(api: ApiRequest, serving: Sequence[Engine]) -> bool:
-        """Whether a prompt is not worth tokenizing, since the engine will truncate so much text. Raises
-        RequestError where it will not."""
-        longest = max(engine.facts.max_model_len for engine in serving)
-        if not longest or not is_beyond_context(api, longest):
-            return False
-        if not truncates(api):
-            raise beyond_context(api, longest)
-        return True
 
     async def _ask(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:
         """Let the ready engine that has least to do tokenize."""
@@ -160,6 +149,16 @@ class Prompts:
         except UpstreamError:
             ids = None
         return Tokens(read_already(ids), "") if ids is not None else _none("tokenize_failed")
+
+
+def is_beyond(api: ApiRequest, max_model_len: int) -> bool:
+    """Whether a prompt is not worth tokenizing, since the engine will truncate so much text; never where the
+    context is not known (0). Raises RequestError where it will not."""
+    if not max_model_len or not is_beyond_context(api, max_model_len):
+        return False
+    if not truncates(api):
+        raise beyond_context(api, max_model_len)
+    return True
 
 
 def _is_tokens(prompt: object) -> bool:

@@ -55,7 +55,7 @@ class Standing:
         could serve have asked for a pause."""
         now_s = self._clock.now_s()
         views = self._fleet.views(now_s)
-        if all(engine.breaker.admits and engine.rest_until_s <= now_s for engine in self._fleet):
+        if not [e for e in self._fleet.engines if e.rest_until_s > now_s or not e.breaker.admits]:
             return views
         serving = [
             engine

@@ -25,7 +25,7 @@ class LeastLoaded:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        able = candidates(query, engines)
         order = sorted(able, key=lambda engine: by_load(query, engine, self._rng))
         best = order[0]
         reason = (

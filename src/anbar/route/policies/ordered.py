@@ -7,14 +7,14 @@ from anbar.core.fleet import EngineView, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.adapters import adapter_wait_s
-from anbar.route.predict import busyness, predict_all
+from anbar.route.predict import LatePredictions
 
 
 def by_load(query: RouteQuery, engine: EngineView, rng: Random) -> tuple[int, float, int, float]:
     """Orders engines: fewest requests in flight; then those that have the request's adapter, if it has one;
     then fewest prompt tokens queued; then at random."""
-    in_flight, queued = busyness(engine)
-    return in_flight, adapter_wait_s(query, engine), queued, rng.random()
+    wait_s = adapter_wait_s(query, engine) if query.lora is not None else 0.0
+    return engine.num_in_flight, wait_s, engine.queued_prefill_tokens, rng.random()
 
 
 def in_order(
@@ -28,8 +28,8 @@ def in_order(
     that `matches` allow."""
     return Route(
         target=order[0].id,
-        fallbacks=tuple(engine.id for engine in order[1:]),
-        predictions=predict_all(query, order, matches),
+        fallbacks=tuple([engine.id for engine in order[1:]]),
+        predictions=LatePredictions(query, order, matches),
         policy=policy,
         why=reason,
     )

@@ -49,7 +49,6 @@ class _Why(msgspec.Struct, frozen=True):
         return f"{text}; {link} of {len(self.order) - 1} other(s) is {second.engine.id}: {told}"
 
 
-_ID = attrgetter("id")
 _SCORE = attrgetter("score_s")
 
 
@@ -71,7 +70,7 @@ class PredictedTtft:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=_ID)
+        able = candidates(query, engines)
         predictions = predict_all(query, able, matches)
         scored = [_score(engine, predictions[engine.id]) for engine in able]
         if len(scored) > 1:

@@ -41,7 +41,7 @@ class Prefix:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        able = candidates(query, engines)
         limit = self._limit(able)
         least = max(1.0, self._min_match * query.num_tokens)
 

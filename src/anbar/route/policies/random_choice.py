@@ -24,7 +24,7 @@ class RandomChoice:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        able = candidates(query, engines)
         self._rng.shuffle(able)
         reason = f"{able[0].id} was drawn from {len(able)} engine(s) that can serve the request"
         return in_order(self.name, query, able, matches, reason)

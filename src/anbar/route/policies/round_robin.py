@@ -23,7 +23,7 @@ class RoundRobin:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        able = candidates(query, engines)
         turn = self._num_decisions % len(able)
         self._num_decisions += 1
         order = able[turn:] + able[:turn]

@@ -43,7 +43,7 @@ class Session:
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]
     ) -> Route:
         """See `anbar.route.contract`."""
-        able = sorted(candidates(query, engines), key=lambda engine: engine.id)
+        able = candidates(query, engines)
         if not query.session:
             able.sort(key=lambda engine: by_load(query, engine, self._rng))
             reason = f"{able[0].id} is the least loaded of {len(able)}; the request names no session"

@@ -41,7 +41,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines[].launch", models.LaunchConfig),
     ("engines[].discover", DiscoverConfig),
     ("cache", models.CacheConfig),
-    ("cache.store", StoreConfig),
+    ("cache.store, cache.store.members[]", StoreConfig),
     ("router", models.RouterConfig),
     ("router.models.NAME[]", models.TargetConfig),
     ("router.exchange", ExchangeConfig),

@@ -27,7 +27,8 @@ from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import Timeouts
 from anbar.apps.clock import SystemClock
 from anbar.apps.stores import open_store
-from anbar.config.stores import StoreConfig, read_store
+from anbar.config.store_checks import read_store
+from anbar.config.stores import StoreConfig
 from anbar.core.errors import ConfigError
 
 logger = init_logger("vllm.anbar.plugin")

@@ -11,6 +11,7 @@ from anbar.config.problems import KeyPath, Problem
 from anbar.config.roles import check_roles
 from anbar.config.sizes import format_size
 from anbar.config.split import SplitVia, nixl_port
+from anbar.config.store_checks import check_store
 
 MIN_HOST_BYTES = 16 * 1024**2
 """Below this no known model's chunk fits a few times; the exact need of the model is checked by doctor."""
@@ -26,6 +27,7 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     yield from _names(config)
     yield from _ports(config)
     yield from _cache(config)
+    yield from check_store(config.cache.store)
     yield from _targets(config)
     yield from _self_check(config)
     yield from check_roles(config)

@@ -17,6 +17,7 @@ from anbar.config.checks import check
 from anbar.config.models import AnbarConfig
 from anbar.config.problems import KeyPath, Problem, dotted, fields_at, from_pydantic, suggestion
 from anbar.config.source import Document, read_document
+from anbar.config.stores import with_paths
 from anbar.core.errors import ConfigError
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -267,9 +268,7 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
     if router.exchange.secret_file is not None:
         exchange = router.exchange.model_copy(update={"secret_file": link(router.exchange.secret_file)})
         router = router.model_copy(update={"exchange": exchange})
-    store = config.cache.store
-    if store.path is not None:
-        store = store.model_copy(update={"path": place(store.path)})
+    store = with_paths(config.cache.store, place)
     return config.model_copy(
         update={
             "state_dir": place(config.state_dir),

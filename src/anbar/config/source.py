@@ -78,9 +78,21 @@ class _Reader:
         self._loader = loader
         self.lines: dict[KeyPath, int] = {}
         self.problems: list[Problem] = []
+        self._within: list[yaml.Node] = []
 
     def value(self, node: yaml.Node, path: KeyPath) -> object:
         self.lines.setdefault(path, node.start_mark.line + 1)
+        if any(node is outer for outer in self._within):
+            line = node.start_mark.line + 1
+            self.problems.append(Problem(path, "holds itself (an alias of what it stands in)", line=line))
+            return None
+        self._within.append(node)
+        try:
+            return self._content(node, path)
+        finally:
+            self._within.pop()
+
+    def _content(self, node: yaml.Node, path: KeyPath) -> object:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):

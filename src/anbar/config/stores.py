@@ -1,68 +1,110 @@
 """The models of `cache.store`, and what engines and router make of it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from anbar.config.fields import Bytes, ConfigModel, Name, NamedPath, Seconds
-from anbar.config.problems import dotted, from_pydantic
-from anbar.core.errors import ConfigError
+from anbar.config.fields import Bytes, ConfigModel, Int, Name, NamedPath, Seconds
+from anbar.config.problems import KeyPath
 
 
 class StoreKind(StrEnum):
     """What holds the shared tier."""
 
     FILES = "files"
+    LAYERED = "layered"
+    REPLICATED = "replicated"
+
+
+COMPOSED = frozenset({StoreKind.LAYERED, StoreKind.REPLICATED})
+"""Kinds that are made of other stores."""
+
+
+class WriteOrder(StrEnum):
+    """When a layered store has written."""
+
+    THROUGH = "through"
+    BACK = "back"
 
 
 class StoreConfig(ConfigModel):
     """The shared store: one per stack, the same for all engines."""
 
     kind: StoreKind = StoreKind.FILES
-    """files: a directory, on a local disk or a file system that all machines mount."""
+    """files: a directory, on a local disk or a file system that all machines mount. layered: several stores,
+    the nearest in front; what a nearer one lacks is copied there when it was found further away. replicated:
+    each entry in `copies` of several stores."""
 
     path: NamedPath | None = None
-    """Directory of a `files` store. null: `<state_dir>/store`."""
+    """Directory of a `files` store. null: `<state_dir>/store`; a member needs one."""
 
     id: Name | None = None
-    """Stable name of the store in KV events; equal on every machine that shares it. null: `files-` and a
-    digest of the absolute path."""
+    """Stable name of the store in KV events; equal on every machine that shares it. null: the kind and a
+    digest of the absolute path, or of the members' ids. A replicated store places entries by its members'
+    ids: where machines mount a member under different paths, give it one."""
 
     capacity_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Most bytes of entries; the least recently used go first. null: as much as the file system has, of which
-    5 % always stay free."""
+    5 % always stay free. Of a layered or replicated store each member has its own."""
 
     timeout_s: Seconds = 5.0
-    """Deadline of one call on the store; later it counts as a miss and the engine recomputes."""
+    """Deadline of one call on the store; later it counts as a miss and the engine recomputes. A member's
+    bounds its part of the whole store's."""
+
+    members: tuple["StoreConfig", ...] = ()
+    """The stores that a layered or replicated one is made of, each with the keys of this table. They may be
+    made of others again, three levels in all."""
+
+    copies: Annotated[Int, Field(ge=1)] = 2
+    """Of a replicated store: how many members hold each entry. All but one may be lost without losing it."""
+
+    write: WriteOrder = WriteOrder.THROUGH
+    """Of a layered store. through: writes go to all layers at the same time. back: to the first, and to the
+    others in the background, from memory (64 MiB at most, past which they go through); a killed engine loses
+    what waits there."""
+
+
+def members_of(
+    store: StoreConfig, path: KeyPath = ("cache", "store")
+) -> Iterator[tuple[KeyPath, StoreConfig]]:
+    """The store and all that it is made of, each with its key."""
+    yield path, store
+    for index, member in enumerate(store.members):
+        yield from members_of(member, (*path, "members", index))
+
+
+def with_paths(store: StoreConfig, place: Callable[[Path], Path]) -> StoreConfig:
+    """The store with every path put through `place`."""
+    return store.model_copy(
+        update={
+            "path": None if store.path is None else place(store.path),
+            "members": tuple(with_paths(member, place) for member in store.members),
+        }
+    )
 
 
 def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
     """The store as plain data, with nothing left to default: equal for all engines and the router."""
-    path = store.path if store.path is not None else state_dir / "store"
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    settings: dict[str, Any] = {
-        "kind": str(store.kind),
-        "path": str(path),
-        "id": store.id if store.id is not None else f"{store.kind}-{digest}",
-        "timeout_s": store.timeout_s,
-    }
-    if store.capacity_bytes is not None:
-        settings["capacity_bytes"] = store.capacity_bytes
+    settings: dict[str, Any] = {"kind": str(store.kind), "timeout_s": store.timeout_s}
+    if store.kind in COMPOSED:
+        members = [store_settings(member, state_dir) for member in store.members]
+        ids = [member["id"] for member in members]
+        if store.kind is StoreKind.LAYERED:
+            settings["write"] = str(store.write)
+        else:
+            settings["copies"] = store.copies
+            ids.sort()
+        settings["members"] = members
+        identity = "\n".join(ids)
+    else:
+        identity = str(store.path if store.path is not None else state_dir / "store")
+        settings["path"] = identity
+        if store.capacity_bytes is not None:
+            settings["capacity_bytes"] = store.capacity_bytes
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    settings["id"] = store.id if store.id is not None else f"{store.kind}-{digest}"
     return settings
-
-
-def read_store(settings: Mapping[str, object]) -> StoreConfig:
-    """A store from plain data, as an engine gets it. Raises ConfigError naming each key that is wrong."""
-    try:
-        store = StoreConfig.model_validate(settings)
-    except ValidationError as error:
-        problems = from_pydantic(error.errors(include_url=False), StoreConfig)
-        texts = [f"{dotted(('store', *problem.path))} {problem.message}" for problem in problems]
-        raise ConfigError("; ".join(texts)) from None
-    if store.kind is StoreKind.FILES and store.path is None:
-        raise ConfigError("store.path is required and not given")
-    return store

@@ -16,7 +16,7 @@ What makes a class here a Store
 - `close` ends the store's threads and sockets; calls after it return ERROR.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -46,12 +46,26 @@ class PutItem:
 
 
 @dataclass(frozen=True, slots=True)
+class PartStats:
+    """One of the stores that a store is made of."""
+
+    id: str
+    breaker: int
+    """`BreakerState.value` of its own circuit breaker."""
+    keys: Mapping[tuple[str, str], int]
+    """How many keys since it was opened, by operation (lookup, load, store; repair: copied to it afterwards)
+    and result (an outcome, refused: passed over, dropped: not even tried)."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """Occupancy as the store knows it; -1 would be a lie, so what is not known is None."""
 
     num_entries: int | None
     used_bytes: int | None
     capacity_bytes: int | None
+    parts: tuple[PartStats, ...] = ()
+    """The stores that it is made of, and those that they are made of."""
 
 
 class Store(Protocol):

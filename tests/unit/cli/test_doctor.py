@@ -18,6 +18,7 @@ from anbar.apps.doctor.discovery import check_discovery
 from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, check_ports, check_shm
 from anbar.apps.doctor.model import check_model
 from anbar.apps.doctor.remote import check_engine
+from anbar.apps.doctor.run import check_store
 from anbar.apps.machine import Machine, container_memory, read_machine
 from anbar.config.discover import DiscoverConfig
 from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, EngineConfig, LaunchConfig
@@ -366,3 +367,20 @@ def test_engines_that_are_listed_elsewhere(tmp_path: Path) -> None:
     assert set(levels(iter(findings))) == {Level.OK}
     place = engine.url.removeprefix("http://")
     assert {finding.topic for finding in findings} == {"discovery pool", f"engine pool@{place}"}
+
+
+def test_directories_of_a_store_made_of_stores(tmp_path: Path) -> None:
+    """One of two directories cannot be: a warning with its key, since engines start with the other; when none
+    can be, both are failures."""
+    (tmp_path / "file").write_text("in the way")
+    bad, good = {"path": str(tmp_path / "file")}, {"path": str(tmp_path / "good")}
+    worse = {"path": str(tmp_path / "file/below")}
+
+    def findings(*members: dict[str, str]) -> list[Finding]:
+        store = {"kind": "replicated", "members": list(members)}
+        return list(check_store(AnbarConfig.model_validate({"cache": {"store": store}})))
+
+    well, wrong = findings(good, bad)
+    assert (well.level, wrong.level) == (Level.OK, Level.WARN)
+    assert "cache.store.members[1].path" in wrong.fix
+    assert [finding.level for finding in findings(bad, worse)] == [Level.FAIL] * 2

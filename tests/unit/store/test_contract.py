@@ -10,6 +10,7 @@ from anbar.adapters.store.sweep import Bounds
 from anbar.testing.memory_store import MemoryStore
 from anbar.testing.store_contract import StoreContract
 from anbar.tier.store import Store
+from tests.unit.store.composed import directories, layered, replicated
 
 
 class TestFiles(StoreContract):
@@ -27,3 +28,44 @@ class TestMemory(StoreContract):
     @pytest.fixture
     def store(self) -> Store:
         return MemoryStore()
+
+
+class TestReplicated(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = replicated(directories(tmp_path, ["a", "b", "c"]))
+        yield store
+        store.close()
+
+
+class TestOneCopyOfEach(StoreContract):
+    @pytest.fixture
+    def store(self) -> Iterator[Store]:
+        store = replicated([MemoryStore("a"), MemoryStore("b")], copies=1)
+        yield store
+        store.close()
+
+
+class TestLayeredThrough(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = layered(directories(tmp_path, ["near", "far"]))
+        yield store
+        store.close()
+
+
+class TestLayeredBack(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = layered(directories(tmp_path, ["near", "far"]), write_back=True)
+        yield store
+        store.close()
+
+
+class TestLayersOverCopies(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        copies = replicated(directories(tmp_path, ["a", "b", "c"]))
+        store = layered([MemoryStore("near"), copies], write_back=True)
+        yield store
+        store.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anbar.adapters.process.state import running
 from anbar.apps.doctor.discovery import check_discovery
-from anbar.apps.doctor.finding import Finding, Level, fail, ok
+from anbar.apps.doctor.finding import Finding, Level, fail, ok, warn
 from anbar.apps.doctor.host import (
     check_cpu,
     check_directory,
@@ -33,8 +33,9 @@ from anbar.config.models import (
     EngineConfig,
     LaunchConfig,
 )
+from anbar.config.problems import dotted
 from anbar.config.render import EngineSlot, needs_plugin
-from anbar.config.stores import store_settings
+from anbar.config.stores import StoreKind, members_of, store_settings
 from anbar.core.errors import AnbarError
 
 
@@ -57,11 +58,19 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
 
 
 def check_store(config: AnbarConfig) -> Iterator[Finding]:
-    """The directory of the shared store, which launched engines open and emulated ones do not. Also made by
-    `anbar up`: an engine would need minutes to fail at it."""
-    if needs_vllm(config) and config.cache.mode is CacheMode.SHARED:
-        store = store_settings(config.cache.store, config.state_dir)
-        yield check_directory("store", Path(store["path"]), key="cache.store.path")
+    """The directories of the shared store, which launched engines open and emulated ones do not. Also made by
+    `anbar up`: an engine would need minutes to fail at it. Engines start as long as one can be used."""
+    if not needs_vllm(config) or config.cache.mode is not CacheMode.SHARED:
+        return
+    findings = []
+    for path, store in members_of(config.cache.store):
+        if store.kind is StoreKind.FILES:
+            root = Path(store_settings(store, config.state_dir)["path"])
+            findings.append(check_directory("store", root, key=f"{dotted(path)}.path"))
+    one_is_well = any(finding.level is not Level.FAIL for finding in findings)
+    for finding in findings:
+        bad = finding.level is Level.FAIL
+        yield warn(finding.topic, finding.detail, finding.fix) if bad and one_is_well else finding
 
 
 def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

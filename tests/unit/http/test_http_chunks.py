@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wire import BodySink, Wire
 
 from anbar.adapters.http.limits import UpstreamLimits
-from anbar.adapters.http.upstream import UpstreamBroken, UpstreamConnection, UpstreamPool, parse_endpoint
+from anbar.adapters.http.upstream import UpstreamConnection, UpstreamPool, parse_endpoint
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECES = st.sampled_from(
@@ -17,54 +18,9 @@ BODIES = st.lists(PIECES, min_size=1, max_size=9).map(b"".join) | st.integers(1,
 SIZES = st.sampled_from([b"%x", b"%X", b"0%x", b"%x;a=b"])
 
 
-class Wire(asyncio.Transport):
-    """Takes what is sent and does nothing with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.aborted = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-
-class Sink:
-    """Collects a body, and which chunks came in their frames."""
-
-    def __init__(self) -> None:
-        self.data = b""
-        self.framed: list[bytes] = []
-        self.num_ends = 0
-
-    def body(self, data: bytes) -> None:
-        self.data += data
-
-    def chunk(self, data: bytes, framed: bytes) -> None:
-        self.data += data
-        self.framed.append(framed)
-        size, _, rest = framed.partition(b"\r\n")
-        assert int(size, 16) == len(data)
-        assert rest == data + b"\r\n"
-
-    def ended(self) -> None:
-        self.num_ends += 1
-
-    def broke(self, error: UpstreamBroken) -> None:
-        raise error
-
-
-async def carried(reads: list[bytes]) -> tuple[Sink, UpstreamPool]:
+async def carried(reads: list[bytes]) -> tuple[BodySink, UpstreamPool]:
     """What an answer of these reads comes to, from a connection that is alone in its pool."""
-    sink, pool = Sink(), UpstreamPool(parse_endpoint("http://e"), UpstreamLimits())
+    sink, pool = BodySink(), UpstreamPool(parse_endpoint("http://e"), UpstreamLimits())
     connection = UpstreamConnection(pool)
     connection.connection_made(Wire())
     asked = asyncio.ensure_future(connection.ask(b"", b"", 60.0))

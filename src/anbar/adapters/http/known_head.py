@@ -1,6 +1,7 @@
-"""Heads that a client sends again and again: with each request on a connection, all but the body's length.
+"""Heads that come again and again, all but the body's length: a client's with each request on a connection,
+an engine's with each answer.
 
-A request with a head like the one before needs no parser: it would say the same of it.
+A message with a head like an earlier one needs no parser: it would say the same of it.
 """
 
 import re
@@ -19,8 +20,8 @@ class KnownHead:
         self._begin = begin
         self._end = end
 
-    def parted(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """The digits of the length and the body, if `data` is one whole request with this head; else None."""
+    def body(self, data: bytes) -> bytes | None:
+        """The body, if `data` is one whole message with this head; else None."""
         begin = self._begin
         if not data.startswith(begin):
             return None
@@ -28,11 +29,11 @@ class KnownHead:
         stop = data.find(self._end, start, start + MAX_DIGITS + len(self._end))
         digits = data[start:stop] if stop > start else b""
         body = data[stop + len(self._end) :]
-        return (digits, body) if digits.isdigit() and int(digits) == len(body) else None
+        return body if digits.isdigit() and int(digits) == len(body) else None
 
 
 def head_of(data: bytes, num_body_bytes: int) -> KnownHead | None:
-    """The head of `data`, if that is one request, which was parsed and has so long a body, and if nothing but
+    """The head of `data`, if that is one message, which was parsed and has so long a body, and if nothing but
     its length may change from one to the next. The caller looks at what the headers mean."""
     size = data.find(_END) + len(_END)
     lengths = list(_LENGTH.finditer(data, 0, size))

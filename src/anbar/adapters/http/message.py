@@ -32,7 +32,8 @@ JSON_TYPE: Header = (b"content-type", b"application/json")
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One complete request. `target` is the request target as sent, `path` its part before `?`."""
+    """One complete request. `target` is the request target as sent, `path` its part before `?`; of `headers`
+    the length of the body is left out."""
 
     method: bytes
     target: bytes

@@ -53,6 +53,8 @@ class Incoming:
         self.method = b""
         self.target = b""
         self.headers: list[Header] = []
+        """Of a whole request those that say nothing of its body's length: so all requests with a known head
+        have the same."""
         self.head_bytes = 0
         """Bytes that came without completing the head, or since the last of the body: a line that never ends
         is no header yet, and no trailer."""
@@ -70,11 +72,11 @@ class Incoming:
         """Memory that the request takes, roughly."""
         return _OBJECT_BYTES + len(self.target) + self.header_bytes + self.num_body_bytes
 
-    def again(self, length: bytes, body: bytes) -> "Incoming":
-        """Another whole request with this one's head, but for the length of its body, as digits."""
+    def again(self, body: bytes) -> "Incoming":
+        """Another whole request with this one's head, but for the length of its body."""
         new = Incoming()
         new.method, new.target, new.keep_alive, new.in_body = self.method, self.target, True, True
-        new.headers = [(name, length if name == _LENGTH else value) for name, value in self.headers]
+        new.headers = self.headers
         new.header_bytes = self.header_bytes
         new.body, new.num_body_bytes = body, len(body)
         return new
@@ -166,10 +168,10 @@ class RequestReader:
         """Take in `data` if it is one request like the last. The parser, which is between two requests, need
         not see it."""
         known = self._known
-        parted = known[0].parted(data) if known is not None else None
-        if known is None or parted is None or len(parted[1]) > self._limits.max_body_bytes:
+        body = known[0].body(data) if known is not None else None
+        if known is None or body is None or len(body) > self._limits.max_body_bytes:
             return False
-        self._complete(known[1].again(*parted))
+        self._complete(known[1].again(body))
         return True
 
     def _learn(self, data: bytes) -> None:
@@ -179,9 +181,9 @@ class RequestReader:
         incoming = self.ready[0]
         names = [name for name, _ in incoming.headers]
         plain = incoming.keep_alive and not incoming.http_1_0 and _OWN_EACH_TIME.isdisjoint(names)
-        head = head_of(data, incoming.num_body_bytes) if plain and names.count(_LENGTH) == 1 else None
+        head = head_of(data, incoming.num_body_bytes) if plain else None
         if head is not None:
-            self._known = head, incoming.again(b"0", b"")  # its body is not kept
+            self._known = head, incoming.again(b"")  # its body is not kept
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """An offer to upgrade may be ignored (RFC 9110, 7.8), but the parser stops at one: read the request
@@ -257,6 +259,7 @@ class RequestReader:
         self.current = None
         if not incoming.keep_alive:
             self._finished = True
+        incoming.headers = [header for header in incoming.headers if header[0] != _LENGTH]
         self._complete(incoming)
 
     def _complete(self, incoming: Incoming) -> None:

@@ -11,12 +11,14 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from anbar.adapters.http.chunks import ends_with_chunk, whole_chunk
 from anbar.adapters.http.deadline import Deadline
+from anbar.adapters.http.known_head import KnownHead, head_of
 from anbar.adapters.http.limits import UpstreamLimits
 from anbar.adapters.http.message import Header
 from anbar.core.errors import (
@@ -26,10 +28,6 @@ from anbar.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-
-_LINE_AND_CHUNK_END = b"\n\r\n"
-_LEAST_CHUNK, _MOST_CHUNK = 0x10, 0xFFF
-"""Sizes with two or three digits: an event of a stream."""
 
 SMALL_BODY_BYTES = 16 * 1024
 """Up to here copying a body behind its head is cheaper than sending two buffers."""
@@ -90,16 +88,26 @@ class NoDescriptor(UpstreamError):
     """This process may open no more connections; no fault of the engine's, which never had the request."""
 
 
+class AnswerHead(NamedTuple):
+    """What an engine's answer begins with; of its headers the length of the body is left out, so that many
+    answers have the same."""
+
+    status: int
+    headers: tuple[Header, ...]
+    content_type: bytes
+
+
 class Reply:
     """An answer whose body has begun. Give it a sink with `pump`; `close` it in every case.
 
     Closing before the body's end closes the connection, which makes the engine abort the request.
     """
 
-    def __init__(self, connection: "UpstreamConnection", status: int, headers: list[Header]) -> None:
-        self.status = status
-        self.headers = headers
-        self.length: int | None = None
+    def __init__(self, connection: "UpstreamConnection", head: AnswerHead, length: int | None) -> None:
+        self.status = head.status
+        self.headers = head.headers
+        self.content_type = head.content_type
+        self.length = length
         self.complete = False
         self.take_chunk: TakeChunk | None = None
         """What takes chunks that come one by one, where somebody has a use for their frames."""
@@ -168,7 +176,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._headers: list[Header] = []
         self._header_bytes = 0
-        self._status = 0
+        self._head = AnswerHead(0, (), b"")
+        self._length: int | None = None
+        self._is_chunked = False
         self._heard = False
         self._answering = False
         self._message_over = False
@@ -254,14 +264,16 @@ class UpstreamConnection(asyncio.Protocol):
             if self._waiter is None:
                 self.abandon()
                 return
+            if not self._heard and self._is_known(data):
+                return
         elif self._between_chunks and not self._paused and reply.take_chunk is not None:
             # The parser need not see it: it stands where it stood before.
-            chunk = _whole_chunk(data)
+            chunk = whole_chunk(data)
             if chunk:
                 self._deadline.put_off(self._limits.idle_timeout_s)
                 reply.take_chunk(chunk, data)
                 return
-        self._heard = True
+        is_first, self._heard = not self._heard, True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -269,9 +281,24 @@ class UpstreamConnection(asyncio.Protocol):
                 self._break("did not answer in HTTP/1.1")
                 return
             self._keeps_alive = False
-        self._between_chunks = not self._message_over and _ends_with_chunk(data, self._parts)
+        self._between_chunks = not self._message_over and ends_with_chunk(data, self._parts)
+        if is_first and self._message_over and self._keeps_alive and self._length and not self._is_chunked:
+            self._pool.answered(self._head, data, self._length)
         if self._answering:
             self._deliver()
+
+    def _is_known(self, data: bytes) -> bool:
+        """Take in `data` if it is one whole answer with a known head. The parser, which is between two
+        answers, need not see it."""
+        known = self._pool.known
+        body = known[1].body(data) if known is not None else None
+        if known is None or body is None:
+            return False
+        self._heard = self._answering = self._message_over = self._keeps_alive = True
+        self._head, self._length, self._is_chunked = known[0], len(body), False
+        self._parts = [body]
+        self._deliver()
+        return True
 
     # Parser callbacks
 
@@ -280,16 +307,23 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamBroken("more bytes than the answer has")
         self._headers = []
         self._header_bytes = 0
+        self._length, self._is_chunked = None, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._limits.max_header_bytes:
             raise UpstreamBroken("headers too long")
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        if name == b"content-length":
+            self._length = int(value)
+            return
+        self._is_chunked = self._is_chunked or name == b"transfer-encoding"
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._status = self._parser.get_status_code()
-        self._answering = self._status >= 200
+        content_type = dict(self._headers).get(b"content-type", b"")
+        self._head = AnswerHead(self._parser.get_status_code(), tuple(self._headers), content_type)
+        self._answering = self._head.status >= 200
         # Asked here: once the message is over the parser has forgotten how it was framed.
         self._keeps_alive = self._parser.should_keep_alive()
 
@@ -320,15 +354,8 @@ class UpstreamConnection(asyncio.Protocol):
         if waiter is None or waiter.done():
             self.abandon()
             return None
-        reply = Reply(self, self._status, self._headers)
-        chunked = False
-        for name, value in self._headers:
-            if name == b"content-length":
-                reply.length = int(value)
-            elif name == b"transfer-encoding":
-                chunked = True
-        self._until_close = reply.length is None and not chunked and reply.status not in (204, 304)
-        self._reply = reply
+        reply = self._reply = Reply(self, self._head, self._length)
+        self._until_close = self._length is None and not self._is_chunked and reply.status not in (204, 304)
         waiter.set_result(reply)
         return reply
 
@@ -375,27 +402,6 @@ class UpstreamConnection(asyncio.Protocol):
         return UpstreamUnreachable(f"the engine {what} before it answered")
 
 
-def _ends_with_chunk(data: bytes, parts: list[bytes]) -> bool:
-    """Whether the parser, which found `parts` of a body in `data`, has come to the end of a chunk with it,
-    and no further. Told of chunks that end with a line, as events do: had it come further, there would be an
-    empty line where the size of the next chunk stands; had it not come so far, the last part would end as
-    `data` does."""
-    if not parts or not data.endswith(_LINE_AND_CHUNK_END):
-        return False
-    last = parts[-1]
-    return len(last) >= len(_LINE_AND_CHUNK_END) and not last.endswith(_LINE_AND_CHUNK_END)
-
-
-def _whole_chunk(data: bytes) -> bytes:
-    """What `data` carries, if it is one chunk of a usual size, in the frame that servers put around one; else
-    nothing."""
-    size = len(data)
-    size -= 6 if size <= 0xFF + 6 else 7  # digits and two line ends
-    if _LEAST_CHUNK <= size <= _MOST_CHUNK and data.endswith(b"\r\n") and data.startswith(b"%x\r\n" % size):
-        return data[-2 - size : -2]
-    return b""
-
-
 class UpstreamPool:
     """The connections to one engine. Use within one event loop."""
 
@@ -403,6 +409,9 @@ class UpstreamPool:
         self.endpoint = endpoint
         self.limits = limits
         self.num_stale = 0
+        self.known: tuple[AnswerHead, KnownHead] | None = None
+        """The head of the last whole answer that had the same as the one before."""
+        self._last_head: AnswerHead | None = None
         self._idle: deque[UpstreamConnection] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -442,6 +451,14 @@ class UpstreamPool:
         except ConnectFailed as error:
             raise UpstreamUnreachable(f"the engine closed its connection; then {error}") from error
         return await connection.ask(head, body, limit_s)
+
+    def answered(self, head: AnswerHead, data: bytes, num_body_bytes: int) -> None:
+        """`data` is a whole answer with this head. One that comes twice may come often, also one that has the
+        time in it; what has a name for each answer does not."""
+        if head == self._last_head:
+            known = head_of(data, num_body_bytes)
+            self.known = (head, known) if known is not None else None
+        self._last_head = head
 
     def keep(self, connection: UpstreamConnection) -> None:
         """Take back a connection whose answer is complete."""

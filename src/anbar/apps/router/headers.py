@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 
 from anbar.adapters.http.message import HOP_BY_HOP, Header, Request, end_to_end, render_headers
@@ -18,6 +19,10 @@ _REQUEST_DROPPED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-requ
 """Hop-by-hop, rewritten here, or a client's secrets: these end at the router."""
 
 _ANSWER_DROPPED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+_HEADS = 128
+"""Clients and engines send the same headers with most of their messages: what becomes of so many of these is
+remembered."""
+
 _ids = Random(secrets.randbits(128))
 """Ids are to be unique, not secret; asking the system for each costs as much as a write to a socket."""
 os.register_at_fork(after_in_child=_ids.seed)
@@ -51,20 +56,26 @@ def id_headers(rid: RequestId) -> tuple[Header, Header]:
 
 def forwarded(request: Request, rid: RequestId) -> bytes:
     """Rendered header lines that every engine gets for this request, without the body's framing."""
-    kept = end_to_end(request.headers, _REQUEST_DROPPED)
-    kept.append((b"x-request-id", rid.encode()))
-    return render_headers(kept)
+    return b"%bx-request-id: %b\r\n" % (_asked(request.headers), rid.encode())
 
 
-def answer_headers(headers: list[Header], record: Record, explanation: Sequence[Header] = ()) -> bytes:
+def answer_headers(headers: tuple[Header, ...], record: Record, explanation: Sequence[Header] = ()) -> bytes:
     """Rendered header lines of an engine's answer, with the router's own added."""
-    kept = end_to_end(headers, _ANSWER_DROPPED)
-    kept += id_headers(record.request_id)
-    kept.append((b"x-anbar-engine", (record.engine or "").encode()))
+    own = [*id_headers(record.request_id), (b"x-anbar-engine", (record.engine or "").encode())]
     if record.predicted_cached_tokens is not None:
-        kept.append((b"x-anbar-cached-tokens-predicted", b"%d" % record.predicted_cached_tokens))
-    kept.append((b"x-anbar-policy", record.policy.encode()))
+        own.append((b"x-anbar-cached-tokens-predicted", b"%d" % record.predicted_cached_tokens))
+    own.append((b"x-anbar-policy", record.policy.encode()))
     if record.degraded:
-        kept.append((b"x-anbar-degraded", record.degraded.encode()))
-    kept += explanation
-    return render_headers(kept)
+        own.append((b"x-anbar-degraded", record.degraded.encode()))
+    own += explanation
+    return _answered(headers) + render_headers(own)
+
+
+@lru_cache(_HEADS)
+def _asked(headers: tuple[Header, ...]) -> bytes:
+    return render_headers(end_to_end(headers, _REQUEST_DROPPED))
+
+
+@lru_cache(_HEADS)
+def _answered(headers: tuple[Header, ...]) -> bytes:
+    return render_headers(end_to_end(headers, _ANSWER_DROPPED))

@@ -66,7 +66,7 @@ async def _answer(engine: Engine, head: bytes, body: bytes, left_s: float) -> Re
 
 
 def is_event_stream(reply: Reply) -> bool:
-    return any(k == b"content-type" and b"text/event-stream" in v for k, v in reply.headers)
+    return b"text/event-stream" in reply.content_type
 
 
 def _render(engine: Engine, target: bytes, head: bytes, num_body_bytes: int) -> bytes:

@@ -28,6 +28,7 @@ from anbar.config.exchange import ExchangeConfig
 from anbar.config.record import RecordConfig
 from anbar.config.split import SplitConfig
 from anbar.config.stores import StoreConfig
+from anbar.config.valkey import ValkeyStoreConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
@@ -42,6 +43,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines[].discover", DiscoverConfig),
     ("cache", models.CacheConfig),
     ("cache.store, cache.store.members[]", StoreConfig),
+    ("cache.store.valkey", ValkeyStoreConfig),
     ("router", models.RouterConfig),
     ("router.models.NAME[]", models.TargetConfig),
     ("router.exchange", ExchangeConfig),

@@ -1,7 +1,10 @@
 """Opens the store that `cache.store` names: the one place that knows all kinds."""
 
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from anbar.adapters.store.composed import ComposedConfig, ComposedStore
@@ -10,6 +13,7 @@ from anbar.adapters.store.late import LateStore
 from anbar.adapters.store.part import Part
 from anbar.adapters.store.sweep import Bounds
 from anbar.apps.clock import SystemClock
+from anbar.apps.store_password import password_of
 from anbar.config.stores import StoreConfig, StoreKind, WriteOrder, store_settings, with_paths
 from anbar.core.errors import ConfigError, StoreError
 from anbar.tier.composed import of_last
@@ -20,7 +24,7 @@ from anbar.tier.store import Store
 def open_store(config: StoreConfig, namespace: bytes) -> Store:
     """The store, opened for entries of one namespace. Raises StoreError when it cannot be opened, ConfigError
     when its settings do not go together."""
-    return _OPENERS[config.kind](with_paths(config, Path.absolute), namespace)
+    return _OPENERS[config.kind](with_paths(config, Path.absolute, Path.absolute), namespace)
 
 
 def store_id(config: StoreConfig) -> str:
@@ -33,6 +37,29 @@ def _open_files(config: StoreConfig, namespace: bytes) -> Store:
     assert config.path is not None, "read_store sees to it"
     bounds = Bounds(config.capacity_bytes)
     store = FilesStore(FilesConfig(config.path, store_id(config), bounds), namespace)
+    store.open()
+    return store
+
+
+def _open_valkey(config: StoreConfig, namespace: bytes) -> Store:
+    if find_spec("valkey") is None:
+        raise ConfigError(
+            "store.kind valkey needs a package that the engine's Python lacks; fix: "
+            f"{sys.executable} -m pip install valkey"
+        )
+    # Imported here: an engine with another kind of store may be without the package.
+    from anbar.adapters.store.valkey.store import ValkeyConfig, ValkeyStore  # noqa: PLC0415
+    from anbar.adapters.store.valkey.wire import Login, Node, Tls  # noqa: PLC0415
+
+    said = config.valkey
+    assert said is not None, "check_store sees to it"
+    tls = Tls(said.ca_file, said.cert_file, said.key_file, said.verify_host) if said.tls else None
+    password = password_of(said, os.environ)
+    login = Login(said.username, password, said.db, tls, said.connect_timeout_s)
+    nodes = tuple(map(Node, said.nodes))
+    store = ValkeyStore(
+        ValkeyConfig(nodes, store_id(config), said.cluster, said.ttl_s, login), namespace, SystemClock()
+    )
     store.open()
     return store
 
@@ -82,4 +109,5 @@ _OPENERS: Mapping[StoreKind, Callable[[StoreConfig, bytes], Store]] = {
     StoreKind.FILES: _open_files,
     StoreKind.LAYERED: _open_layered,
     StoreKind.REPLICATED: _open_replicated,
+    StoreKind.VALKEY: _open_valkey,
 }

@@ -268,7 +268,7 @@ def _absolute(config: AnbarConfig, base: Path) -> AnbarConfig:
     if router.exchange.secret_file is not None:
         exchange = router.exchange.model_copy(update={"secret_file": link(router.exchange.secret_file)})
         router = router.model_copy(update={"exchange": exchange})
-    store = with_paths(config.cache.store, place)
+    store = with_paths(config.cache.store, place, link)
     return config.model_copy(
         update={
             "state_dir": place(config.state_dir),

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from anbar.config.problems import KeyPath, Problem, dotted, from_pydantic
 from anbar.config.stores import COMPOSED, StoreConfig, StoreKind, members_of, store_settings
+from anbar.config.valkey_checks import check_valkey
 from anbar.core.errors import ConfigError
 
 MAX_LEVELS = 3
@@ -51,7 +52,8 @@ def _fields(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
     """Values that mean nothing for a store of this kind."""
     meant = {
         "path": store.kind is StoreKind.FILES,
-        "capacity_bytes": store.kind not in COMPOSED,
+        "capacity_bytes": store.kind is StoreKind.FILES,
+        "valkey": store.kind is StoreKind.VALKEY,
         "members": store.kind in COMPOSED,
         "copies": store.kind is StoreKind.REPLICATED,
         "write": store.kind is StoreKind.LAYERED,
@@ -59,9 +61,16 @@ def _fields(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
     for key, is_meant in meant.items():
         if not is_meant and getattr(store, key) != StoreConfig.model_fields[key].default:
             yield Problem((*path, key), f"is not for a store of kind {store.kind}{_instead(key, store)}")
+    if store.kind is StoreKind.VALKEY and store.valkey is None:
+        yield Problem((*path, "valkey"), "is required with kind valkey and not given")
+    if store.valkey is not None:
+        for problem in check_valkey(store.valkey):
+            yield Problem((*path, "valkey", *problem.path), problem.message)
 
 
 def _instead(key: str, store: StoreConfig) -> str:
+    if key == "capacity_bytes" and store.kind is StoreKind.VALKEY:
+        return "; the server's own setting is `maxmemory`"
     return "; give it to its members" if key in {"path", "capacity_bytes"} and store.kind in COMPOSED else ""
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from anbar.config.fields import Bytes, ConfigModel, Int, Name, NamedPath, Seconds
 from anbar.config.problems import KeyPath
+from anbar.config.valkey import ValkeyStoreConfig, files_of_valkey
 
 
 class StoreKind(StrEnum):
@@ -18,6 +19,7 @@ class StoreKind(StrEnum):
     FILES = "files"
     LAYERED = "layered"
     REPLICATED = "replicated"
+    VALKEY = "valkey"
 
 
 COMPOSED = frozenset({StoreKind.LAYERED, StoreKind.REPLICATED})
@@ -37,15 +39,15 @@ class StoreConfig(ConfigModel):
     kind: StoreKind = StoreKind.FILES
     """files: a directory, on a local disk or a file system that all machines mount. layered: several stores,
     the nearest in front; what a nearer one lacks is copied there when it was found further away. replicated:
-    each entry in `copies` of several stores."""
+    each entry in `copies` of several stores. valkey: a server or a cluster of Valkey or Redis."""
 
     path: NamedPath | None = None
     """Directory of a `files` store. null: `<state_dir>/store`; a member needs one."""
 
     id: Name | None = None
     """Stable name of the store in KV events; equal on every machine that shares it. null: the kind and a
-    digest of the absolute path, or of the members' ids. A replicated store places entries by its members'
-    ids: where machines mount a member under different paths, give it one."""
+    digest of the absolute path, of the servers' names, or of the members' ids. A replicated store places
+    entries by its members' ids: where machines mount a member under different paths, give it one."""
 
     capacity_bytes: Annotated[Bytes, Field(ge=1)] | None = None
     """Most bytes of entries; the least recently used go first. null: as much as the file system has, of which
@@ -54,6 +56,9 @@ class StoreConfig(ConfigModel):
     timeout_s: Seconds = 5.0
     """Deadline of one call on the store; later it counts as a miss and the engine recomputes. A member's
     bounds its part of the whole store's."""
+
+    valkey: ValkeyStoreConfig | None = None
+    """Needed for a `valkey` store."""
 
     members: tuple["StoreConfig", ...] = ()
     """The stores that a layered or replicated one is made of, each with the keys of this table. They may be
@@ -77,12 +82,15 @@ def members_of(
         yield from members_of(member, (*path, "members", index))
 
 
-def with_paths(store: StoreConfig, place: Callable[[Path], Path]) -> StoreConfig:
-    """The store with every path put through `place`."""
+def with_paths(
+    store: StoreConfig, place: Callable[[Path], Path], link: Callable[[Path], Path]
+) -> StoreConfig:
+    """The store with every path put through `place`, but those of files that are read again through `link`."""
     return store.model_copy(
         update={
             "path": None if store.path is None else place(store.path),
-            "members": tuple(with_paths(member, place) for member in store.members),
+            "valkey": None if store.valkey is None else files_of_valkey(store.valkey, link),
+            "members": tuple(with_paths(member, place, link) for member in store.members),
         }
     )
 
@@ -100,6 +108,9 @@ def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
             ids.sort()
         settings["members"] = members
         identity = "\n".join(ids)
+    elif store.valkey is not None:
+        settings["valkey"] = store.valkey.model_dump(mode="json")
+        identity = f"{','.join(sorted(store.valkey.nodes))}/{store.valkey.db}"
     else:
         identity = str(store.path if store.path is not None else state_dir / "store")
         settings["path"] = identity

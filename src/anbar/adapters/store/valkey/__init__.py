@@ -1,0 +1,1 @@
+"""A store in Valkey or Redis: one server, or a cluster."""

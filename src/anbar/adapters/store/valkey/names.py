@@ -1,0 +1,53 @@
+"""What entries are called in the server.
+
+    anbar:1:<namespace>:<scope>:<key>
+
+Namespace and scope are digests in hex, so a list of names tells nothing of tenants. A key of up to 96 bytes
+stands there in hex (an engine's have 36), so that whoever hears of a name's end knows what it held; a longer
+one is named by its digest. There is no hash tag: the entries of one prompt are to be spread over a cluster.
+"""
+
+import binascii
+
+from anbar.adapters.store.record import key_digest, short_digest
+
+NUM_SLOTS = 16384
+_START = b"anbar:1:"
+_MAX_NAMED_KEY_BYTES = 96
+_DIGEST_MARK = b"~"
+
+
+class Names:
+    """Names of one namespace."""
+
+    def __init__(self, namespace: bytes) -> None:
+        self._start = _START + _hex(short_digest(namespace)) + b":"
+
+    def name(self, key: bytes, scope: str) -> bytes:
+        """The name of one entry."""
+        is_named = len(key) <= _MAX_NAMED_KEY_BYTES
+        last = _hex(key) if is_named else _DIGEST_MARK + _hex(key_digest(key))
+        return self._start + _hex(short_digest(scope.encode())) + b":" + last
+
+    def key_of(self, name: bytes) -> bytes | None:
+        """The key of an entry of this namespace; None when the name is another's, or does not tell it."""
+        if not name.startswith(self._start):
+            return None
+        try:
+            return binascii.unhexlify(name.rpartition(b":")[2])
+        except binascii.Error:
+            return None
+
+
+def scope_pattern(scope: str) -> bytes:
+    """What the names of a scope's entries in every namespace look like, for SCAN."""
+    return _START + b"*:" + _hex(short_digest(scope.encode())) + b":*"
+
+
+def slot(name: bytes) -> int:
+    """The cluster's slot of a name without a hash tag (Valkey's cluster specification: CRC-16/XMODEM)."""
+    return binascii.crc_hqx(name, 0) % NUM_SLOTS
+
+
+def _hex(data: bytes) -> bytes:
+    return binascii.hexlify(data)

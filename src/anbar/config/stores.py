@@ -85,7 +85,7 @@ def members_of(
 def with_paths(
     store: StoreConfig, place: Callable[[Path], Path], link: Callable[[Path], Path]
 ) -> StoreConfig:
-    """The store with every path put through `place`, but those of files that are read again through `link`."""
+    """The store with every path put through `place`, but files that are read again through `link`."""
     return store.model_copy(
         update={
             "path": None if store.path is None else place(store.path),

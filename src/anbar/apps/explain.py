@@ -23,6 +23,8 @@ class _Refusal(msgspec.Struct):
 async def explanation(url: str, request_id: str | None, as_json: bool) -> str:
     """What the router at `url` says of one request, or of the last ones. Raises StackError with its own words
     when it does not know it, or when there is no router, and ConfigError for what is no address."""
+    if request_id == "":
+        raise ConfigError("command line ID: is empty; leave it out for the last requests")
     limits = UpstreamLimits(
         connect_timeout_s=_LIMIT_S, first_byte_timeout_s=_LIMIT_S, idle_timeout_s=_LIMIT_S
     )

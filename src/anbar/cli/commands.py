@@ -2,6 +2,7 @@
 for a router's modules, nor should each of many emulated engines."""
 
 import importlib
+import signal
 from collections import UserDict
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,11 @@ COMMANDS = {
 """Each command's module, and in it the function or Typer application; in the order of `anbar --help`."""
 
 
+RELOADING = frozenset({"router"})
+"""Commands to which SIGHUP says: read the configuration again. Until they listen for it, it does nothing:
+they have not read it yet. By default it would end them while they are imported."""
+
+
 class Commands(TyperGroup):
     """The group of all commands, as click asks for them."""
 
@@ -36,6 +42,8 @@ class _OnDemand(UserDict[str, Any]):
     """click commands by name; each is made when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
+        if name in RELOADING:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         module, _, attribute = self.data[name].partition(":")
         found: typer.Typer | Callable[..., None] = getattr(importlib.import_module(module), attribute)
         if not isinstance(found, typer.Typer):

@@ -1,6 +1,7 @@
 """`anbar config`: what is in force and where it came from, and whether a file is right."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import typer
 import yaml
 
+from anbar.apps.references import unmet
 from anbar.cli.options import (
     ConfigOption,
     CostOption,
@@ -18,6 +20,7 @@ from anbar.cli.options import (
     load_options,
 )
 from anbar.config.load import Loaded
+from anbar.core.errors import ConfigError
 
 app = typer.Typer(help="Show or check the configuration.", no_args_is_help=True, add_completion=False)
 
@@ -49,8 +52,13 @@ def show(
 
 @app.command("check")
 def check(file: ConfigOption = None, settings: SetOption = None) -> None:
-    """Check the configuration; says every problem at once."""
+    """Check the configuration, and that the keys, cost files and secrets it names can be had here; says every
+    problem at once."""
     loaded = load_options(file, settings)
+    problems = [f"{loaded.origins[key]}: {why}" for key, why in unmet(loaded.config, os.environ)]
+    if problems:
+        several = [] if len(problems) == 1 else [f"{_name(loaded)}: {len(problems)} problems"]
+        raise ConfigError("\n  ".join([*several, *problems]))
     typer.echo(f"{_name(loaded)}: fine")
 
 

@@ -1,6 +1,7 @@
 """Kinds of values in `anbar.yaml`, each with the words that it is refused with."""
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -89,6 +90,24 @@ def _with_zmq_port(url: str) -> str:
 
 ZmqUrl = Annotated[str, AfterValidator(_zmq_form), AfterValidator(_with_zmq_port)]
 """May hold `{host}` and `{port}`."""
+
+
+_HOST_NAME = re.compile(r"(\w([\w-]*\w)?\.)*(?!\d+\.?$)\w([\w-]*\w)?\.?", re.ASCII)
+"""The last label is no number, so that an address with a slip is no name (RFC 1123, 2.1)."""
+
+
+def _host(value: str) -> str:
+    try:
+        ip_address(value)
+    except ValueError as error:
+        if len(value) > 253 or _HOST_NAME.fullmatch(value) is None:
+            raise ValueError(
+                "allowed: an address or a name, without port or brackets, such as 0.0.0.0, :: or localhost"
+            ) from error
+    return value
+
+
+ListenHost = Annotated[str, AfterValidator(_host)]
 
 
 def _not_empty(value: object) -> object:

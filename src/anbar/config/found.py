@@ -25,7 +25,7 @@ from anbar.core.errors import ConfigError
 _LABEL = "anbar_"
 _SCHEME = "__scheme__"
 _GROUP_KEYS = ("targets", "labels")
-_HAS_PORT = re.compile(r"[^/\s]+:\d{1,5}")
+_HAS_PORT = re.compile(r"[^/\s]+:\d{1,5}(/\S*)?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -183,7 +183,7 @@ def _engine(
     try:
         engine = FoundEngine.model_validate(item)
     except ValidationError as error:
-        wrong = from_pydantic(error.errors(include_url=False), FoundEngine)
+        wrong = [_reworded(p) for p in from_pydantic(error.errors(include_url=False), FoundEngine)]
         problems.extend(_placed(where, problem) for problem in wrong)
         return None
     if engine.api_key_env is not None and engine.api_key_file is not None:
@@ -196,6 +196,12 @@ def _engine(
     if engine.tokenizer is not None and engine.tokenizer.startswith(("./", "../", "~")):
         update["tokenizer"] = os.path.abspath(base / Path(engine.tokenizer).expanduser())
     return engine.model_copy(update=update)
+
+
+def _reworded(problem: Problem) -> Problem:
+    """In a list an address may come without a scheme."""
+    message = problem.message.replace("allowed: http:// or", "allowed: host:port, or http:// or")
+    return Problem(problem.path, message, problem.line)
 
 
 def _placed(where: KeyPath, problem: Problem) -> Problem:

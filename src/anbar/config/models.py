@@ -19,6 +19,7 @@ from anbar.config.fields import (
     EnvName,
     HttpUrl,
     Int,
+    ListenHost,
     Name,
     NamedPath,
     Port,
@@ -318,7 +319,7 @@ TargetConfigs = Annotated[tuple[TargetConfig, ...], BeforeValidator(_listed), Fi
 class RouterConfig(ConfigModel):
     """The one endpoint that clients talk to."""
 
-    host: Annotated[str, StringConstraints(min_length=1)] = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """Address to listen on. 0.0.0.0 offers the stack to the network: nothing asks for a key yet."""
 
     port: Port = 8000

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from anbar.apps.calibrate.files import write_cost_file
+from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.cli.commands import COMMANDS
 from anbar.config.models import AnbarConfig
+from anbar.core.cost_file import CostFile, EngineType, Measured
 
 
 def anbar(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +94,16 @@ def test_config_show_hides_secrets(tmp_path: Path) -> None:
     assert "debug" in shown
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0:8000", "http://0.0.0.0", "[::1]", "256.1.1.1", "a b", "", "-a"])
+def test_hosts_that_are_none(tmp_path: Path, host: str) -> None:
+    """What a router could only fail at when it listens is refused when the configuration is read."""
+    (tmp_path / "anbar.yaml").write_text(f"router:\n  host: '{host}'\n")
+    done = anbar("config", "check", cwd=tmp_path)
+    assert done.returncode == 2
+    words = "allowed: an address or a name, without port or brackets, such as 0.0.0.0, :: or localhost\n"
+    assert done.stderr == f"anbar: anbar.yaml:2: router.host: is '{host}'; {words}"
+
+
 @pytest.mark.parametrize("command", ["up", "doctor", "status", "down"])
 def test_wrong_configuration(tmp_path: Path, command: str) -> None:
     """Every command refuses it alike: one readable line, status 2, no stack trace."""
@@ -106,6 +119,34 @@ def test_debug_shows_the_trace(tmp_path: Path) -> None:
     done = anbar("config", "check", "-c", "nowhere.yaml", cwd=tmp_path, ANBAR_DEBUG="1")
     assert "Traceback" in done.stderr
     assert "nowhere.yaml: cannot be read" in done.stderr
+
+
+def test_config_check_tries_what_is_referred_to(tmp_path: Path) -> None:
+    """Keys, a cost file and the exchange's secret that are not there: each is named with its line. With all
+    in place nothing is wrong."""
+    (tmp_path / "anbar.yaml").write_text(
+        "engines:\n"
+        "  - {name: a, url: 'http://10.0.0.5:8000', api_key_env: NO_SUCH_KEY}\n"
+        "  - name: b\n"
+        "    url: http://10.0.0.6:8000\n"
+        "    api_key_file: ./key\n"
+        "    cost_file: ./cost.json\n"
+        "router: {peers: ['10.0.0.9:7000'], exchange: {secret_file: ./secret}}\n"
+    )
+    done = anbar("config", "check", cwd=tmp_path)
+    assert done.returncode == 2
+    head, *lines = done.stderr.splitlines()
+    assert head == "anbar: anbar.yaml: 4 problems"
+    starts = ("anbar.yaml:2: engines: 'a'", "anbar.yaml:5: engines: the API key file of 'b'")
+    starts += ("anbar.yaml:6: engines: 'b': cost_file:", "anbar.yaml:7: router.exchange.secret_file:")
+    assert [line.strip().startswith(start) for line, start in zip(lines, starts, strict=True)] == [True] * 4
+    for name in ("key", "secret"):
+        (tmp_path / name).write_text("s" * 32)
+        (tmp_path / name).chmod(0o600)
+    engine = EngineType("m", "d", "bfloat16", "0.32.0", 16, KV_BYTES_PER_TOKEN, 8192)
+    write_cost_file(tmp_path / "cost.json", CostFile(engine, Measured("", "", 0.0), H100_8B))
+    done = anbar("config", "check", cwd=tmp_path, NO_SUCH_KEY="k")
+    assert (done.returncode, done.stdout) == (0, "anbar.yaml: fine\n"), done.stderr
 
 
 def test_wrong_options(tmp_path: Path) -> None:
@@ -137,6 +178,28 @@ def test_commands_are_imported_one_by_one(tmp_path: Path) -> None:
     assert "Did you mean 'status'?" in anbar("statsu", cwd=tmp_path).stderr
 
 
+def test_a_router_that_is_being_imported_survives_a_hangup() -> None:
+    """SIGHUP comes while the command's modules are looked for: it reads its configuration later anyway."""
+    code = """
+import os, signal, sys
+from anbar.cli import main
+class HangUp:
+    def find_spec(self, name, path=None, target=None):
+        if name == "anbar.apps.router.serve":
+            print("hung up", flush=True)
+            os.kill(os.getpid(), signal.SIGHUP)
+sys.meta_path.insert(0, HangUp())
+sys.argv = ["anbar", "router", "--help"]
+main.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=180, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("hung up\n")
+    assert "SIGHUP" in done.stdout
+
+
 def test_version(tmp_path: Path) -> None:
     """As packages know it."""
     assert anbar("--version", cwd=tmp_path).stdout == f"anbar {version('anbar')}\n"
@@ -148,6 +211,15 @@ def test_router_reads_the_file_of_the_directory(tmp_path: Path) -> None:
     done = anbar("router", cwd=tmp_path)
     assert done.returncode == 2
     assert "anbar.yaml:1: router.prot" in done.stderr
+
+
+def test_explain_of_nothing(tmp_path: Path) -> None:
+    """An empty id, as a script's unset variable gives it, is none."""
+    done = anbar("explain", "", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "anbar: command line ID: is empty; leave it out for the last requests\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,7 @@ GOOD: dict[str, tuple[int, object]] = {
     [
         ({}, Level.OK, "usage carries cached_tokens"),
         ({"/health": (503, None)}, Level.FAIL, "/health answers 503"),
+        ({"/health": (404, None)}, Level.FAIL, "it has no /health, so it is no vLLM"),
         ({"/version": (200, {"version": "0.31.0"})}, Level.WARN, "vLLM 0.31.0"),
         ({"/v1/models": (401, None)}, Level.FAIL, "asks for an API key"),
         ({"/v1/models": (200, {"data": []})}, Level.FAIL, "names no model"),
@@ -217,6 +218,29 @@ def test_unreachable_engine_and_missing_key(tmp_path: Path) -> None:
     assert "NO_SUCH_KEY, which is not set" in finding.detail
     (finding,) = check_engine(EngineConfig(name="a", url="http://x", api_key_file=tmp_path / "key"), {})
     assert "cannot be read" in finding.detail
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"+PONG\r\n", b"\x00\xff" * 40_000, b""], ids=["redis", "bytes", "nothing"]
+)
+def test_what_is_no_http_server(greeting: bytes) -> None:
+    """Something else listens there: it is said that it speaks no HTTP, not that a firewall is in between."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(greeting)
+
+        thread = Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        (finding,) = check_engine(EngineConfig(name="a", url=url), {})
+        thread.join()
+    assert finding.level is Level.FAIL
+    assert "does not speak HTTP" in finding.detail
+    assert "engines[].url" in finding.fix
 
 
 def test_keys_with_line_ends() -> None:

@@ -95,6 +95,8 @@ def test_every_form_of_an_item() -> None:
     text = """\
 - 10.0.0.5:8000
 - https://gpu-b/base
+- gpu-c:8000/
+- gpu-d:8000/base/
 - {url: "[fd00::1]:8000", tokenizer: ./llama, cost_file: a.json}
 - targets: [10.0.0.6:8000, 10.0.0.7:8000]
   labels: {__scheme__: https, rack: r1, anbar_events: "tcp://{host}:5557"}
@@ -103,12 +105,14 @@ def test_every_form_of_an_item() -> None:
     assert [engine.url for engine in engines] == [
         "http://10.0.0.5:8000",
         "https://gpu-b/base",
+        "http://gpu-c:8000/",
+        "http://gpu-d:8000/base/",
         "http://[fd00::1]:8000",
         "https://10.0.0.6:8000",
         "https://10.0.0.7:8000",
     ]
-    assert (engines[2].tokenizer, engines[2].cost_file) == ("/etc/anbar/llama", Path("/etc/anbar/a.json"))
-    assert [engine.events for engine in engines] == [None, None, None, *["tcp://{host}:5557"] * 2]
+    assert (engines[4].tokenizer, engines[4].cost_file) == ("/etc/anbar/llama", Path("/etc/anbar/a.json"))
+    assert [engine.events for engine in engines] == [*[None] * 5, *["tcp://{host}:5557"] * 2]
     assert found(json.dumps([{"targets": ["h:1"]}]), Scheme.HTTPS)[0].url == "https://h:1"
     assert found("[]") == []
 
@@ -122,7 +126,12 @@ def test_every_form_of_an_item() -> None:
         ("- a:1\n- 7", "e.yaml:2: [1]: is 7; allowed: an address, or keys and values"),
         (
             "- a:1\n- gpu-b",
-            "e.yaml:2: [1].url: is 'gpu-b'; allowed: http:// or https:// with a host, such as",
+            "e.yaml:2: [1].url: is 'gpu-b'; allowed: host:port, or http:// or https:// with a host, such as",
+        ),
+        ("- 10.0.0.5/base", "e.yaml:1: [0].url: is '10.0.0.5/base'; allowed: host:port, or http://"),
+        (
+            "- a:1/v1/",
+            "e.yaml:1: [0].url: is 'http://a:1/v1/'; allowed: the base address, without /v1: http://a:1",
         ),
         ("- fe80::1:8000", "e.yaml:1: [0].url: is 'http://fe80::1:8000'; allowed: host and port"),
         ("- url: a:1\n  tokeniser: x", "e.yaml:2: [0].tokeniser: unknown key; did you mean `tokenizer`?"),
@@ -130,7 +139,10 @@ def test_every_form_of_an_item() -> None:
         ("- a:1\n- http://a:1/", "e.yaml:2: [1]: is the engine of [0] again"),
         ("- targets: [a:1]\n  label: {}", "e.yaml:2: [0].label: unknown key; did you mean `labels`?"),
         ("- targets: a:1", "e.yaml:1: [0].targets: allowed: a list of addresses"),
-        ("- targets:\n  - a:1\n  - b", "e.yaml:3: [0].targets[1].url: is 'b'; allowed: http:// or https://"),
+        (
+            "- targets:\n  - a:1\n  - b",
+            "e.yaml:3: [0].targets[1].url: is 'b'; allowed: host:port, or http://",
+        ),
         (
             "- targets: [a:1]\n  labels:\n    anbar_tokeniser: x",
             "e.yaml:3: [0].labels.anbar_tokeniser: unknown label; did you mean `anbar_tokenizer`?",

@@ -1,10 +1,11 @@
 """The request reader without sockets: any cut of the bytes gives the same requests."""
 
 import itertools
+import re
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anbar.adapters.http.limits import ServerLimits
@@ -48,17 +49,30 @@ def test_cuts_do_not_matter(cuts: list[int]) -> None:
     assert reader.phase is Phase.IDLE
 
 
+def refused_rightly(reader: RequestReader, data: bytes) -> bool:
+    """With a 4xx, if at all; with 505 only what asks for another major version of HTTP (RFC 9110, 15.6.6)."""
+    if reader.refusal is None or reader.refusal.status in range(400, 500):
+        return True
+    asks = re.search(rb"HTTP/(?!1\.)", data)
+    return reader.refusal.status == 505 and asks is not None
+
+
 @given(st.lists(st.binary(max_size=60), max_size=6))
+@example([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+@example([b"GET / HTTP/3.0\r\nhost: a\r\n\r\n"])
+@example([b"GET / HTTP/1.7\r\nhost: a\r\n\r\n"])
 def test_no_bytes_raise(pieces: list[bytes]) -> None:
-    """Whatever arrives: requests or a refusal with a 4xx or 505, never an exception."""
+    """Whatever arrives: requests or a refusal with a 4xx or a rightful 505, never an exception."""
     _, reader = read(pieces)
-    assert reader.refusal is None or reader.refusal.status in range(400, 506)
+    assert refused_rightly(reader, b"".join(pieces))
 
 
 @given(st.binary(max_size=40), st.integers(0, len(STREAM)))
 def test_damage_does_not_raise(damage: bytes, place: int) -> None:
     """Random bytes in the middle of good requests: requests before them stand, nothing raises."""
-    read([STREAM[:place] + damage + STREAM[place:]])
+    data = STREAM[:place] + damage + STREAM[place:]
+    _, reader = read([data])
+    assert refused_rightly(reader, data)
 
 
 def test_header_names_are_lower_case_and_values_stripped() -> None:

@@ -1,5 +1,6 @@
 """Between routers: what a slow reader gets, what a stranger gets, and which configurations are refused."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +12,18 @@ from tests.ports import free_port
 from tests.waiting import until, within
 
 from anbar.adapters.peers.channel import LARGE_BYTES, Channel
-from anbar.adapters.peers.connect import LOST, Address, Local, Remote, dialled
-from anbar.apps.router.changes import Anew, Drains, Placed, decode
+from anbar.adapters.peers.connect import LOST, Address, Listener, Local, Remote, dialled
+from anbar.apps.router.changes import Anew, Drains, Held, Placed, decode, encode
 from anbar.apps.router.engine import Fleet
-from anbar.apps.router.exchange import FIRST_PAUSE_S, Answers, ExchangeParts, Hello, PeerExchange, Welcome
+from anbar.apps.router.exchange import (
+    FIRST_PAUSE_S,
+    LEASE_S,
+    Answers,
+    ExchangeParts,
+    Hello,
+    PeerExchange,
+    Welcome,
+)
 from anbar.apps.router.exchange_setup import Addresses, is_shared, listens_at, ports_of, secret_of
 from anbar.apps.router.sharing import PeerShare, Told, packed
 from anbar.apps.router.worker import Worker
@@ -52,14 +61,18 @@ def exchange_at(at: Path | Remote, told: Told, answers: Mapping[str, Answers] | 
 def following(
     resolve: Callable[[], Awaitable[Sequence[Address]]],
     on_failure: Callable[[str, str], None] = lambda name, failure: None,
+    lease_s: float = LEASE_S,
+    kind: type[PeerShare] = PeerShare,
 ) -> PeerExchange:
     engine = engine_at(1, "a")
 
     def share() -> PeerShare:
-        return PeerShare(Fleet([engine]), Placements(), ManualClock())
+        return kind(Fleet([engine]), Placements(), ManualClock())
 
     parts = ExchangeParts(
-        Told(), share, (), resolve, tuple, lambda word: None, lambda event: None, on_failure=on_failure
+        *(Told(), share, (), resolve, tuple, lambda word: None, lambda event: None),
+        on_failure=on_failure,
+        lease_s=lease_s,
     )
     return PeerExchange(parts, {})
 
@@ -200,6 +213,37 @@ async def test_addresses_that_nobody_has_any_more_are_forgotten(path: Path) -> N
     await own.look()
     assert set(own.dialling) == {Local(path.with_suffix(".gone4"))}
     await own.stop()
+
+
+async def test_what_a_silent_router_had_in_flight_ends(path: Path) -> None:
+    """It tells of a request and then nothing more, on a connection that stays: when its lease is over its
+    request is no load any more. It is dialled again, and tells that it has the request still."""
+    ended = list[int]()
+
+    class Watched(PeerShare):
+        def lost(self) -> None:
+            before = self.num_in_flight
+            super().lost()
+            if before:
+                ended.append(before - self.num_in_flight)
+
+    async def serve(channel: Channel) -> None:
+        await channel.receive()
+        channel.send(msgspec.msgpack.encode(Welcome(1, "other", 0, 0)))
+        await channel.receive()
+        channel.send(encode([Anew(), Held(1, A, 100, 10_000, 1.0, True, False)]))
+        await asyncio.Event().wait()
+
+    async def resolve() -> Sequence[Address]:
+        return (Local(path),)
+
+    listener = Listener(serve)
+    await listener.listen(Local(path))
+    own = following(resolve, lease_s=0.05, kind=Watched)
+    await own.start()
+    await until(lambda: ended[:2] == [1, 1])
+    await own.stop()
+    await listener.stop()
 
 
 async def test_why_a_router_is_not_followed_is_told_once(path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -317,16 +318,19 @@ async def test_drain_lets_a_request_finish() -> None:
         await within(draining)
 
 
-async def test_taken_port_names_port_and_fix() -> None:
-    """Something listens there already: StackError with the port and what to do."""
+async def test_taken_port_names_port_and_fix(tmp_path: Path) -> None:
+    """Something listens there already: StackError with the port and what to do. Its block log, which may be
+    the one of a router that runs there, is not touched."""
+    log = tmp_path / "log.jsonl"
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        router = Router(configured(free_port(), port=port), {}, io.BytesIO())
+        router = Router(configured(free_port(), port=port, record={"path": log}), {}, io.BytesIO())
         with pytest.raises(StackError, match=rf"port {port} .* in use: .* router\.port or --port"):
             await router.start()
         await router.stop()
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What one router counts of another's requests, compared with the other's own books."""
 
+import asyncio
 import random
 
 import pytest
@@ -126,7 +127,8 @@ def test_a_router_that_is_gone_has_nothing_in_flight() -> None:
 
 
 def test_placements_are_believed_as_their_own_router_does() -> None:
-    """In flight, after the first byte, and when the engine failed."""
+    """In flight, after the first byte, when the engine failed, and when anything else went wrong: then nobody
+    knows how far the engine got."""
     clock = ManualClock()
     ours, other = Side(clock), Side(clock)
     ours.told.tell = other.share().take
@@ -144,6 +146,13 @@ def test_placements_are_believed_as_their_own_router_does() -> None:
     assert other.believed(2, B) == 5 * BLOCK
     assert not sent.__exit__(UpstreamUnreachable, UpstreamUnreachable("it is away"), None)
     assert other.believed(2, B) == ours.believed(2, B) == 0
+    for error in (ValueError(), asyncio.CancelledError()):
+        sent = ours.caches.sent(A, query_of(3), read_already(()))
+        sent.__enter__()
+        assert not sent.__exit__(type(error), error, None)
+        assert other.believed(3, A) == ours.believed(3, A) == 5 * BLOCK
+        clock.advance(3.0)
+        assert other.believed(3, A) == ours.believed(3, A) == 0
 
 
 def test_engines_that_are_not_here_are_passed_over() -> None:

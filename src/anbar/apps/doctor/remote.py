@@ -17,6 +17,8 @@ from anbar.core.errors import ConfigError
 
 _TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 60.0
+_MAX_BYTES = 16 * 1024**2
+"""No page of vLLM's has so many; what is no vLLM may never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,10 @@ def check_engine(engine: EngineConfig, environ: Mapping[str, str]) -> Iterator[F
         return
     try:
         yield from _check(name, _Client(str(engine.url), key), engine)
-    except (OSError, http.client.HTTPException) as error:
+    except http.client.HTTPException as error:
+        what = f"what answers at {engine.url} does not speak HTTP ({type(error).__name__})"
+        yield fail(name, what, "correct engines[].url: the address of vLLM's API server is meant")
+    except (OSError, UnicodeError) as error:
         why = str(error) or type(error).__name__
         fix = "start it, or correct engines[].url; a firewall may be in between"
         yield fail(name, f"{engine.url} cannot be reached: {why}", fix)
@@ -45,6 +50,10 @@ def check_engine(engine: EngineConfig, environ: Mapping[str, str]) -> Iterator[F
 
 def _check(name: str, client: "_Client", engine: EngineConfig) -> Iterator[Finding]:
     health = client.get("/health")
+    if health.status == 404:
+        fix = "correct engines[].url: the address of vLLM's API server is meant, without /v1"
+        yield fail(name, "it has no /health, so it is no vLLM, or only a path of it", fix)
+        return
     if health.status != 200:
         yield fail(name, f"/health answers {health.status}", "see the engine's own log")
         return
@@ -55,7 +64,8 @@ def _check(name: str, client: "_Client", engine: EngineConfig) -> Iterator[Findi
         return
     names = [str(model.get("id")) for model in _list(models.body, "data")]
     if not names:
-        yield fail(name, "/v1/models names no model", "is it an OpenAI-compatible engine?")
+        fix = "correct engines[].url: is it vLLM's API server?"
+        yield fail(name, f"/v1/models answers {models.status} and names no model", fix)
         return
     yield ok(name, f"serves {', '.join(names)}")
     yield _events(name, client, engine)
@@ -153,7 +163,7 @@ class _Client:
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, body, headers)
             reply = connection.getresponse()
-            text = reply.read()
+            text = reply.read(_MAX_BYTES)
         finally:
             connection.close()
         try:

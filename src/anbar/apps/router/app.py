@@ -44,7 +44,7 @@ from anbar.apps.router.flow import Flow, FlowParts
 from anbar.apps.router.handover import Handover, HandoverParts
 from anbar.apps.router.headers import id_headers, request_id
 from anbar.apps.router.kv import KvFeed
-from anbar.apps.router.listening import cannot_listen
+from anbar.apps.router.listening import cannot_listen, check_free
 from anbar.apps.router.load_watch import LoadWatch
 from anbar.apps.router.members import Members, MembersParts
 from anbar.apps.router.monitor import Monitor, MonitorParts
@@ -249,6 +249,8 @@ class Router:
         def on_trouble(trouble: str) -> None:
             loop.call_soon_threadsafe(self._record_trouble, trouble)
 
+        if self.worker is None:  # for workers their parent has looked
+            check_free(host, port)
         self.recorder.start(self._config.state_dir, on_trouble)
         await self._join()
         if self.worker is not None:

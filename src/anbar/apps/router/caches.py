@@ -124,9 +124,7 @@ class Caches:
                 unread.query = structs.replace(unread.query, token_ids=unread.reading.ids)
                 self.placements.extend(unread.engine, placement, unread.query)
 
-    def sent(
-        self, engine: EngineId, query: RouteQuery, reading: Reading
-    ) -> AbstractContextManager[Placement]:
+    def sent(self, engine: EngineId, query: RouteQuery, reading: Reading) -> "Sent":
         """Use as `with caches.sent(engine, query, reading) as placement:` around one try of one request at
         one engine; call `first_byte` when the answer begins."""
         placement = self.placements.send(engine, query)
@@ -134,6 +132,10 @@ class Caches:
             self._unread[placement] = _Unread(engine, query, reading)
         using = self._fleet[engine].adapters.using(query.lora) if query.lora is not None else None
         return Sent(self, placement, using)
+
+    def failed(self, placement: Placement) -> None:
+        """The engine could not serve it."""
+        placement.failed()
 
     def over(self, placement: Placement) -> None:
         """One try of one request has ended, in whatever way."""
@@ -169,20 +171,20 @@ class Sent:
     """One try of one request at one engine. A class, since each request makes one and a generator takes twice
     as long."""
 
-    __slots__ = ("_caches", "_placement", "_using")
+    __slots__ = ("_caches", "_using", "placement")
 
     def __init__(
         self, caches: Caches, placement: Placement, using: AbstractContextManager[None] | None
     ) -> None:
         self._caches = caches
-        self._placement = placement
+        self.placement = placement
         self._using = using
         """Of the request's adapter, if it has one."""
 
     def __enter__(self) -> Placement:
         if self._using is not None:
             self._using.__enter__()
-        return self._placement
+        return self.placement
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -190,5 +192,5 @@ class Sent:
         if self._using is not None:
             self._using.__exit__(kind, error, trace)
         if isinstance(error, UpstreamError):
-            self._placement.failed()
-        self._caches.over(self._placement)
+            self._caches.failed(self.placement)
+        self._caches.over(self.placement)

@@ -102,6 +102,7 @@ class ExchangeParts:
     port: int = 0
     num_ports: int = 0
     on_failure: Callable[[str, str], None] = _nowhere
+    lease_s: float = LEASE_S
 
 
 class PeerExchange:
@@ -301,7 +302,7 @@ class PeerExchange:
         try:
             while True:
                 self._not_tried.discard(address)
-                async with asyncio.timeout(LEASE_S):
+                async with asyncio.timeout(self._parts.lease_s):
                     message = await channel.receive(LARGE_BYTES)
                 for change in decode(message):
                     if isinstance(change, Drains):

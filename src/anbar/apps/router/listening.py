@@ -41,6 +41,17 @@ def reserve(host: str, port: int) -> list[socket.socket]:
     return held
 
 
+def check_free(host: str, port: int) -> None:
+    """Raises StackError when a router cannot listen there: to be asked before it touches a file that may be
+    the one of the router that does."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in found:
+            _bound(family, address, shared=False).close()
+    except OSError as error:
+        raise StackError(cannot_listen(host, port, error)) from error
+
+
 def _claim(host: str, port: int) -> socket.socket:
     """By a name in Linux's abstract namespace, which goes with the process: workers' sockets do not stand in
     the way of other workers'."""

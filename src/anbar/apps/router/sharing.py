@@ -9,13 +9,11 @@ router that is gone everything is.
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from anbar.adapters.vllm.reading import Reading
-from anbar.apps.router.caches import Caches
+from anbar.apps.router.caches import Caches, Sent
 from anbar.apps.router.changes import Anew, Answered, Change, Computed, Ended, Held, Left, Placed
 from anbar.apps.router.engine import Engine, Fleet
 from anbar.apps.router.load import EngineLoad, Plan, Share
@@ -160,18 +158,19 @@ class SharedCaches(Caches):
         so of two equal prompts that come to two routers both have to be known whole."""
         return False
 
-    @contextmanager
-    def sent(self, engine: EngineId, query: RouteQuery, reading: Reading) -> Iterator[Placement]:
-        with super().sent(engine, query, reading) as placement:
-            number = self._told.placed(engine, self.placements.blocks(engine, query))
-            self._numbers[placement] = number
-            try:
-                yield placement
-            finally:
-                del self._numbers[placement]
-                if placement.at_s == inf and isinstance(sys.exception(), Exception):
-                    self._told.computed(number, well=False)
-                self._told.left(number)
+    def sent(self, engine: EngineId, query: RouteQuery, reading: Reading) -> Sent:
+        sent = super().sent(engine, query, reading)
+        number = self._told.placed(engine, self.placements.blocks(engine, query))
+        self._numbers[sent.placement] = number
+        return sent
+
+    def failed(self, placement: Placement) -> None:
+        super().failed(placement)
+        self._told.computed(self._numbers[placement], well=False)
+
+    def over(self, placement: Placement) -> None:
+        super().over(placement)
+        self._told.left(self._numbers.pop(placement))
 
     def first_byte(self, engine: EngineId, placement: Placement, status: int) -> None:
         super().first_byte(engine, placement, status)

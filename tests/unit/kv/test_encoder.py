@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anbar.adapters.vllm.encoder import Encoder, PieceCache
 from anbar.adapters.vllm.tokenizer_kind import LLAMA3, kind_of
+from anbar.adapters.vllm.word_cache import WordCache
 
 from .families import FAMILIES, SENTENCES, SPECIAL, WITH_WORDS, byte_level
 
@@ -138,6 +139,23 @@ def test_the_start_of_a_text_costs_the_start(name: str) -> None:
     again = made.read(text, add_special_tokens=False)
     again.take(1)
     assert len(again.ids) > len(reading.ids)
+
+
+def test_words_make_room_for_new_ones_a_few_at_a_time() -> None:
+    """More words than are kept, one after the other: never more than that, and the last ones are known."""
+    raw = FAMILIES["gpt-2"]
+    lines = kind_of(raw.to_str()).words
+    assert lines is not None
+    counts = Counting(raw)
+    cache = WordCache(counts, lines, max_words=64)
+    words = prose(500, 1).split()
+    for number, word in enumerate(words, 1):
+        cache.encode(word)
+        assert min(number, 60) < len(cache) + 1 <= 65
+        asked = counts.num_chars
+        for recent in words[max(0, number - 60) : number]:
+            cache.encode(recent)
+        assert counts.num_chars == asked
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=3), st.integers(0, 5)), max_size=60), st.integers(0, 1500))

@@ -17,6 +17,9 @@ from anbar.adapters.vllm.tokenizer_kind import Lines
 _MAX_WORD_CHARS = 48
 _MAX_WORDS = 65_536
 """Some 16 MB."""
+_FORGOTTEN_SHARE = 16
+"""One in so many words, those learnt first, makes room for new ones. To learn all of them anew would take a
+second, and what got into their memory meanwhile would keep it from being theirs again."""
 _MAX_UNKNOWN_SHARE = 0.4
 """With more words unknown than this, one call for the whole text is cheaper than one for each of them."""
 _LEARNT_SHARE = 8
@@ -66,10 +69,13 @@ def encoded(backend: Backend, text: str) -> bytes:
 class WordCache:
     """The words that one tokenizer has seen. Threads may share it: at worst a word is learnt twice."""
 
-    def __init__(self, backend: Backend, lines: Lines) -> None:
+    def __init__(self, backend: Backend, lines: Lines, max_words: int = _MAX_WORDS) -> None:
         self._backend = backend
         self._find_words = _WORDS[lines].findall
-        self._known = _Words(backend)
+        self._known = _Words(backend, max_words)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def encode(self, text: str) -> bytes:
         """The packed ids of `text`, without those that a tokenizer puts around it."""
@@ -86,14 +92,16 @@ class WordCache:
 class _Words(dict[str, bytes]):
     """The ids of words; of one that is not there, the tokenizer's, to be kept unless it is long."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, max_words: int) -> None:
         super().__init__()
         self._backend = backend
+        self._max_words = max_words
 
     def __missing__(self, word: str) -> bytes:
         found = encoded(self._backend, word)
         if len(word) <= _MAX_WORD_CHARS:
-            if len(self) >= _MAX_WORDS:
-                self.clear()
+            if len(self) >= self._max_words:
+                for oldest in list(islice(self, self._max_words // _FORGOTTEN_SHARE)):
+                    self.pop(oldest, None)  # another thread may be at it too
             self[word] = found
         return found

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import uvloop
 
+from anbar.adapters.process.allocator import settle_allocator
 from anbar.adapters.process.cleanup import remove_scratch_dir
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.router.app import Router
@@ -84,6 +85,7 @@ def run(source: Source, environ: Mapping[str, str], sink: LineSink, command: Seq
         count, drain_s = router.workers, router.drain_timeout_s
         return run_workers(WorkersPlan(count, router.host, router.port, command, environ, drain_s))
     allow_descriptors()
+    settle_allocator(environ)
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     if worker is not None:

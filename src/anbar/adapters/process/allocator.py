@@ -25,10 +25,10 @@ class _Setting:
 _SETTINGS = (
     _Setting(-8, "MALLOC_ARENA_MAX", 2),
     _Setting(-3, "MALLOC_MMAP_THRESHOLD_", 256 * 2**10),
-    _Setting(-1, "MALLOC_TRIM_THRESHOLD_", 4 * 2**20),  # by default it follows the one above
+    _Setting(-1, "MALLOC_TRIM_THRESHOLD_", 4 * 2**20),  # it follows the one above no more
 )
-"""A second arena lets tokenizers' threads allocate beside the event loop. The kernel is asked from 256 KiB on:
-more than nearly all requests have, whose buffers come and go, and less than the caches' tables."""
+"""A second arena lets the tokenizer's threads allocate beside the event loop. From 256 KiB on the
+kernel is asked: nearly all requests have less, whose buffers come and go, and tables of caches have more."""
 
 
 def settle_allocator(environ: Mapping[str, str]) -> None:

@@ -26,6 +26,7 @@ from anbar.config import models
 from anbar.config.discover import DiscoverConfig
 from anbar.config.exchange import ExchangeConfig
 from anbar.config.record import RecordConfig
+from anbar.config.s3 import S3Config
 from anbar.config.split import SplitConfig
 from anbar.config.stores import StoreConfig
 from anbar.config.valkey import ValkeyStoreConfig
@@ -43,6 +44,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("engines[].discover", DiscoverConfig),
     ("cache", models.CacheConfig),
     ("cache.store, cache.store.members[]", StoreConfig),
+    ("cache.store.s3", S3Config),
     ("cache.store.valkey", ValkeyStoreConfig),
     ("router", models.RouterConfig),
     ("router.models.NAME[]", models.TargetConfig),

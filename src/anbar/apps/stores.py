@@ -42,12 +42,7 @@ def _open_files(config: StoreConfig, namespace: bytes) -> Store:
 
 
 def _open_valkey(config: StoreConfig, namespace: bytes) -> Store:
-    if find_spec("valkey") is None:
-        raise ConfigError(
-            "store.kind valkey needs a package that the engine's Python lacks; fix: "
-            f"{sys.executable} -m pip install valkey"
-        )
-    # Imported here: an engine with another kind of store may be without the package.
+    _require("valkey", config)
     from anbar.adapters.store.valkey.store import ValkeyConfig, ValkeyStore  # noqa: PLC0415
     from anbar.adapters.store.valkey.wire import Login, Node, Tls  # noqa: PLC0415
 
@@ -62,6 +57,22 @@ def _open_valkey(config: StoreConfig, namespace: bytes) -> Store:
     )
     store.open()
     return store
+
+
+def _open_s3(config: StoreConfig, namespace: bytes) -> Store:
+    _require("obstore", config)
+    from anbar.apps.s3_store import open_s3  # noqa: PLC0415
+
+    return open_s3(config, store_id(config), namespace)
+
+
+def _require(package: str, config: StoreConfig) -> None:
+    """An engine with another kind of store may be without the package, so what needs it is imported late."""
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"store.kind {config.kind} needs a package that the engine's Python lacks; fix: "
+            f"{sys.executable} -m pip install {package}"
+        )
 
 
 def _open_layered(config: StoreConfig, namespace: bytes) -> Store:
@@ -107,6 +118,7 @@ def _open_members(configs: Sequence[StoreConfig], namespace: bytes) -> list[Late
 
 _OPENERS: Mapping[StoreKind, Callable[[StoreConfig, bytes], Store]] = {
     StoreKind.FILES: _open_files,
+    StoreKind.S3: _open_s3,
     StoreKind.LAYERED: _open_layered,
     StoreKind.REPLICATED: _open_replicated,
     StoreKind.VALKEY: _open_valkey,

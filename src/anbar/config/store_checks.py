@@ -43,6 +43,7 @@ def check_store(store: StoreConfig, path: KeyPath = ("cache", "store")) -> Itera
     """All problems between values of a store and of those that it is made of."""
     for key, one in members_of(store, path):
         yield from _fields(key, one)
+        yield from _s3(key, one)
         if one.kind in COMPOSED:
             yield from _members(key, one, level=1 + (len(key) - len(path)) // 2)
     yield from _twice(store, path)
@@ -53,6 +54,7 @@ def _fields(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
     meant = {
         "path": store.kind is StoreKind.FILES,
         "capacity_bytes": store.kind is StoreKind.FILES,
+        "s3": store.kind is StoreKind.S3,
         "valkey": store.kind is StoreKind.VALKEY,
         "members": store.kind in COMPOSED,
         "copies": store.kind is StoreKind.REPLICATED,
@@ -68,9 +70,20 @@ def _fields(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
             yield Problem((*path, "valkey", *problem.path), problem.message)
 
 
+def _s3(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
+    if store.s3 is None:
+        if store.kind is StoreKind.S3:
+            yield Problem((*path, "s3"), "is required and not given: at least `bucket`")
+    elif (store.s3.endpoint or "").startswith("http://") and not store.s3.allow_http:
+        text = f"is {store.s3.endpoint}; allowed: https://, or `allow_http: true` beside it"
+        yield Problem((*path, "s3", "endpoint"), text)
+
+
 def _instead(key: str, store: StoreConfig) -> str:
     if key == "capacity_bytes" and store.kind is StoreKind.VALKEY:
         return "; the server's own setting is `maxmemory`"
+    if key == "capacity_bytes" and store.kind is StoreKind.S3:
+        return "; what a bucket holds is bounded by `s3.ttl_s`"
     return "; give it to its members" if key in {"path", "capacity_bytes"} and store.kind in COMPOSED else ""
 
 

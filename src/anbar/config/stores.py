@@ -10,6 +10,7 @@ from pydantic import Field
 
 from anbar.config.fields import Bytes, ConfigModel, Int, Name, NamedPath, Seconds
 from anbar.config.problems import KeyPath
+from anbar.config.s3 import S3Config
 from anbar.config.valkey import ValkeyStoreConfig, files_of_valkey
 
 
@@ -17,6 +18,7 @@ class StoreKind(StrEnum):
     """What holds the shared tier."""
 
     FILES = "files"
+    S3 = "s3"
     LAYERED = "layered"
     REPLICATED = "replicated"
     VALKEY = "valkey"
@@ -37,26 +39,30 @@ class StoreConfig(ConfigModel):
     """The shared store: one per stack, the same for all engines."""
 
     kind: StoreKind = StoreKind.FILES
-    """files: a directory, on a local disk or a file system that all machines mount. layered: several stores,
-    the nearest in front; what a nearer one lacks is copied there when it was found further away. replicated:
-    each entry in `copies` of several stores. valkey: a server or a cluster of Valkey or Redis."""
+    """files: a directory, on a local disk or a file system that all machines mount. s3: a bucket of S3, Ceph
+    RGW, MinIO or the like. layered: several stores, the nearest in front; what a nearer one lacks is copied
+    there when it was found further away. replicated: each entry in `copies` of several stores.
+    valkey: a server or a cluster of Valkey or Redis."""
 
     path: NamedPath | None = None
     """Directory of a `files` store. null: `<state_dir>/store`; a member needs one."""
 
     id: Name | None = None
     """Stable name of the store in KV events; equal on every machine that shares it. null: the kind and a
-    digest of the absolute path, of the servers' names, or of the members' ids. A replicated store places
-    entries by its members' ids: where machines mount a member under different paths, give it one."""
+    digest of the absolute path, of the servers' names, of endpoint, bucket and prefix, or of the members'
+    ids. A replicated store places entries by its members' ids: where machines mount a member under different
+    paths, give it one."""
 
     capacity_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Most bytes of entries; the least recently used go first. null: as much as the file system has, of which
-    5 % always stay free. Of a layered or replicated store each member has its own."""
+    """Most bytes of entries of a `files` store; the least recently used go first. null: as much as the file
+    system has, of which 5 % always stay free. Of a layered or replicated store each member has its own."""
 
     timeout_s: Seconds = 5.0
     """Deadline of one call on the store; later it counts as a miss and the engine recomputes. A member's
     bounds its part of the whole store's."""
 
+    s3: S3Config | None = None
+    """The bucket of an `s3` store."""
     valkey: ValkeyStoreConfig | None = None
     """Needed for a `valkey` store."""
 
@@ -88,6 +94,7 @@ def with_paths(
     """The store with every path put through `place`, but files that are read again through `link`."""
     return store.model_copy(
         update={
+            "s3": None if store.s3 is None else store.s3.with_files(link),
             "path": None if store.path is None else place(store.path),
             "valkey": None if store.valkey is None else files_of_valkey(store.valkey, link),
             "members": tuple(with_paths(member, place, link) for member in store.members),
@@ -108,6 +115,9 @@ def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
             ids.sort()
         settings["members"] = members
         identity = "\n".join(ids)
+    elif store.s3 is not None:
+        identity = store.s3.identity
+        settings["s3"] = store.s3.model_dump(mode="json")
     elif store.valkey is not None:
         settings["valkey"] = store.valkey.model_dump(mode="json")
         identity = f"{','.join(sorted(store.valkey.nodes))}/{store.valkey.db}"

@@ -19,6 +19,7 @@ from anbar.apps.doctor.host import (
 )
 from anbar.apps.doctor.model import check_model, weights_bytes
 from anbar.apps.doctor.remote import check_engine
+from anbar.apps.doctor.store import check_bucket
 from anbar.apps.interpreter import Interpreter, choose, complaint, inspect
 from anbar.apps.machine import Machine, read_machine
 from anbar.apps.model import models_dir
@@ -58,8 +59,9 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
 
 
 def check_store(config: AnbarConfig) -> Iterator[Finding]:
-    """The directories of the shared store, which launched engines open and emulated ones do not. Also made by
-    `anbar up`: an engine would need minutes to fail at it. Engines start as long as one can be used."""
+    """The directories and buckets of the shared store, which launched engines open and emulated ones do not.
+    Also made by `anbar up`: an engine would need minutes to fail at it. Engines start as long as one can be
+    used."""
     if not needs_vllm(config) or config.cache.mode is not CacheMode.SHARED:
         return
     findings = []
@@ -67,6 +69,8 @@ def check_store(config: AnbarConfig) -> Iterator[Finding]:
         if store.kind is StoreKind.FILES:
             root = Path(store_settings(store, config.state_dir)["path"])
             findings.append(check_directory("store", root, key=f"{dotted(path)}.path"))
+        elif store.kind is StoreKind.S3:
+            findings.append(check_bucket(store, key=f"{dotted(path)}.s3"))
     one_is_well = any(finding.level is not Level.FAIL for finding in findings)
     for finding in findings:
         bad = finding.level is Level.FAIL

@@ -1,0 +1,154 @@
+"""The requests on one object. They run on the store's event loop and touch no memory of a caller.
+
+Every error of the client becomes an outcome here; nothing raises but the cancellation at the deadline.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.store import S3Store as Client
+
+from anbar.adapters.store.buffers import Bytes, as_bytes
+from anbar.adapters.store.s3.client import S3_ERRORS, Place, connect, outcome_of
+from anbar.tier.store import Outcome
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+
+_NAMES_PER_PAGE = 1000
+"""What a server lists, and deletes, in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is there: HIT, or why nothing is."""
+
+    outcome: Outcome
+    num_bytes: int = 0
+    e_tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of an object from `start` on, or why there are none."""
+
+    outcome: Outcome
+    start: int
+    e_tag: str | None = None
+    data: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes and ages."""
+
+    part_bytes: int
+    """Larger objects are written in parts."""
+    ttl_s: float | None
+    """Older objects count as missing."""
+    now_s: Callable[[], float]
+    """Seconds since the epoch, as servers count them."""
+
+    def is_expired(self, meta: "ObjectMeta") -> bool:
+        """Whether an object has become too old. The age is read from both the server's clock and ours."""
+        return self.ttl_s is not None and self.now_s() - meta["last_modified"].timestamp() > self.ttl_s
+
+
+class Objects:
+    """Requests by the objects' names, once `connect` was called."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def connect(self, place: Place, timeout_s: float) -> Client:
+        """Make the clients, no request of which lasts longer than `timeout_s`; the one for writing. Raises
+        StoreError for a file that cannot be read."""
+        # Half the time for one attempt, so that a read that stalls is tried once more. A write is not: where
+        # the network is slow it would only be cut short.
+        self._reads = connect(place, attempt_s=timeout_s / 2, retry_s=timeout_s)
+        self._writes = connect(place, attempt_s=timeout_s, retry_s=timeout_s)
+        return self._writes
+
+    async def look(self, name: str) -> Found:
+        """Whether an object is there."""
+        try:
+            meta = await obstore.head_async(self._reads, name)
+        except S3_ERRORS as error:
+            return Found(outcome_of(error))
+        if self._limits.is_expired(meta):
+            return Found(Outcome.MISS)
+        return Found(Outcome.HIT, meta["size"], meta["e_tag"])
+
+    async def read(self, name: str, start: int, stop: int, num_bytes: int) -> Piece:
+        """Bytes `start` to `stop` of an object that should have `num_bytes`; another size is CORRUPT."""
+        options: GetOptions = {} if stop - start == num_bytes else {"range": (start, stop)}
+        try:
+            answer = await obstore.get_async(self._reads, name, options=options)
+            meta = answer.meta
+            if self._limits.is_expired(meta):
+                return Piece(Outcome.MISS, start)
+            if meta["size"] != num_bytes:
+                return Piece(Outcome.CORRUPT, start, meta["e_tag"])
+            data = as_bytes(memoryview(await answer.bytes_async()))
+        except S3_ERRORS as error:
+            return Piece(outcome_of(error), start)
+        if data.nbytes != stop - start:
+            return Piece(Outcome.CORRUPT, start, meta["e_tag"])
+        return Piece(Outcome.HIT, start, meta["e_tag"], data)
+
+    async def write(self, name: str, record: Bytes) -> Outcome:
+        """Store an object, whatever is there: readers see the one or the other, whole."""
+        try:
+            await obstore.put_async(
+                self._writes,
+                name,
+                record.data,
+                use_multipart=record.nbytes > self._limits.part_bytes,
+                chunk_size=self._limits.part_bytes,
+            )
+        except S3_ERRORS as error:
+            outcome = outcome_of(error)
+            return Outcome.ERROR if outcome is Outcome.MISS else outcome
+        return Outcome.HIT
+
+    async def delete(self, name: str) -> Outcome:
+        """HIT when it was there, MISS when not."""
+        found = await self.look(name)
+        return found.outcome if found.outcome is not Outcome.HIT else await self._delete([name])
+
+    async def delete_if_same(self, name: str, e_tag: str | None) -> Outcome:
+        """Remove a damaged object, unless someone replaced it meanwhile."""
+        found = await self.look(name)
+        if found.outcome is Outcome.HIT and found.e_tag == e_tag:
+            return await self._delete([name])
+        return found.outcome
+
+    async def delete_below(self, parent: str, child: str) -> Outcome:
+        """Remove everything below `<parent>/<any>/<child>`; MISS when there was nothing."""
+        outcome = Outcome.MISS
+        try:
+            listed = await obstore.list_with_delimiter_async(self._reads, parent)
+            for prefix in listed["common_prefixes"]:
+                async for page in self.pages(f"{prefix}/{child}"):
+                    await self.delete_all([meta["path"] for meta in page])
+                    outcome = Outcome.HIT
+        except S3_ERRORS as error:
+            return outcome_of(error)
+        return outcome
+
+    def pages(self, prefix: str) -> "AsyncIterator[Sequence[ObjectMeta]]":
+        """Everything below a prefix. Raises what the client raises."""
+        return obstore.list(self._reads, prefix, chunk_size=_NAMES_PER_PAGE)
+
+    async def delete_all(self, names: Sequence[str]) -> None:
+        """Remove objects. Raises what the client raises."""
+        await obstore.delete_async(self._writes, names)
+
+    async def _delete(self, names: list[str]) -> Outcome:
+        try:
+            await self.delete_all(names)
+        except S3_ERRORS as error:
+            return outcome_of(error)
+        return Outcome.HIT

@@ -1,0 +1,62 @@
+"""Removes from a bucket what is too old, of every namespace: also what models that nobody runs any more left.
+
+A pass lists all entries: a request for every thousand. Each engine makes its own, some hours apart and at
+random times, so that one usually finds nothing to do. Where that is too much, a lifecycle rule does the same.
+"""
+
+import asyncio
+import random
+from collections import deque
+from contextlib import suppress
+
+from anbar.adapters.store.layout import Layout, key_of
+from anbar.adapters.store.s3.client import S3_ERRORS
+from anbar.adapters.store.s3.objects import Limits, Objects
+from anbar.tier.store import StoreStats
+
+_PASSES_PER_TTL = 8
+_SHORTEST_PAUSE_S = 60.0
+_LONGEST_PAUSE_S = 6 * 3600.0
+_MAX_TOLD = 100_000
+"""Removed keys that are kept to be told; 4 MB."""
+
+
+class Sweep:
+    """Passes over one prefix. `run` is for the store's event loop, the rest for any thread."""
+
+    def __init__(self, layout: Layout, rng: random.Random | None = None) -> None:
+        self._layout = layout
+        self._rng = rng or random.Random()
+        self._evicted: deque[bytes] = deque(maxlen=_MAX_TOLD)
+        self._stats = StoreStats(None, None, None)
+
+    def take_evicted(self) -> list[bytes]:
+        """Keys of this namespace that were removed since the last call."""
+        return [self._evicted.popleft() for _ in range(len(self._evicted))]
+
+    def stats(self) -> StoreStats:
+        """What the last pass left; unknown until there was one."""
+        return self._stats
+
+    async def run(self, objects: Objects, limits: Limits) -> None:
+        """Pass after pass, until cancelled. One that fails is given up: the next one comes."""
+        assert limits.ttl_s is not None, "something becomes too old"
+        pause_s = min(max(limits.ttl_s / _PASSES_PER_TTL, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        while True:
+            await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
+            with suppress(*S3_ERRORS):
+                await self.once(objects, limits)
+
+    async def once(self, objects: Objects, limits: Limits) -> None:
+        """One pass. Raises what the client raises."""
+        own = f"{self._layout.namespace_dir}/"
+        num_entries = used_bytes = 0
+        async for page in objects.pages(str(self._layout.version_dir)):
+            old = [meta["path"] for meta in page if limits.is_expired(meta)]
+            if old:
+                await objects.delete_all(old)
+            keys = (key_of(path.rpartition("/")[2]) for path in old if path.startswith(own))
+            self._evicted.extend(key for key in keys if key is not None)
+            num_entries += len(page) - len(old)
+            used_bytes += sum(meta["size"] for meta in page if not limits.is_expired(meta))
+        self._stats = StoreStats(num_entries, used_bytes, None)

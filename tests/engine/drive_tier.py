@@ -151,6 +151,17 @@ def order(rig: Rig) -> object:
     return [n for n in range(12) if rig.lookup(key(n), probe)[-1] == "HIT"]
 
 
+def worth(rig: Rig) -> object:
+    """Chunks of one prompt in two jobs, the first in any order: each saves less than the one before it."""
+    context = rig.request("r")
+    for number in range(ROWS):
+        context.set_offload_key_position(key(number), 32 * (number + 1))
+    rig.run([key(n) for n in (3, 1, 0, 2)], [0, 1, 2, 3], context, load=False)
+    rig.run([key(4), key(5)], [4, 5], context, load=False)
+    saved = [rig.store.saves_s[key(number)] for number in range(6)]
+    return [saved[-1] > 0, saved == sorted(saved, reverse=True), saved[0] > saved[1] > saved[3]]
+
+
 def outage(rig: Rig) -> object:
     """A hung store: a lookup is a miss after one deadline, further ones at once; later it is used again."""
     rig.store.delay_s = 60.0
@@ -270,7 +281,7 @@ def adapters(rig: Rig) -> object:
 
 
 SCENARIOS: list[Callable[[Rig], object]] = [
-    round_trip, failed_load, order, outage, full, wishes, metrics, fingerprints, adapters,
+    round_trip, failed_load, order, worth, outage, full, wishes, metrics, fingerprints, adapters,
 ]  # fmt: skip
 
 

@@ -236,6 +236,11 @@ def test_the_beginning_of_a_prefix_is_stored_first(driven: dict[str, Any]) -> No
     assert driven["order"] == list(range(8))
 
 
+def test_a_chunk_saves_less_than_the_one_before_it(driven: dict[str, Any]) -> None:
+    """What the store is told of two jobs of one prompt, by which its tail is evicted before its head."""
+    assert driven["worth"] == [True, True, True]
+
+
 def test_an_outage_costs_one_deadline(driven: dict[str, Any]) -> None:
     """MISS after the deadline, then without asking the store; stores are acknowledged; recovery without a
     restart."""

@@ -35,7 +35,7 @@ def store_id(config: StoreConfig) -> str:
 
 def _open_files(config: StoreConfig, namespace: bytes) -> Store:
     assert config.path is not None, "read_store sees to it"
-    bounds = Bounds(config.capacity_bytes)
+    bounds = Bounds(config.capacity_bytes, ttl_s=config.ttl_s)
     store = FilesStore(FilesConfig(config.path, store_id(config), bounds), namespace)
     store.open()
     return store

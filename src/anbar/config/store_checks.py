@@ -55,6 +55,7 @@ def _fields(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
         "path": store.kind is StoreKind.FILES,
         "capacity_bytes": store.kind is StoreKind.FILES,
         "s3": store.kind is StoreKind.S3,
+        "ttl_s": store.kind is StoreKind.FILES,
         "valkey": store.kind is StoreKind.VALKEY,
         "members": store.kind in COMPOSED,
         "copies": store.kind is StoreKind.REPLICATED,
@@ -80,11 +81,15 @@ def _s3(path: KeyPath, store: StoreConfig) -> Iterator[Problem]:
 
 
 def _instead(key: str, store: StoreConfig) -> str:
-    if key == "capacity_bytes" and store.kind is StoreKind.VALKEY:
-        return "; the server's own setting is `maxmemory`"
-    if key == "capacity_bytes" and store.kind is StoreKind.S3:
-        return "; what a bucket holds is bounded by `s3.ttl_s`"
-    return "; give it to its members" if key in {"path", "capacity_bytes"} and store.kind in COMPOSED else ""
+    own = {
+        (StoreKind.VALKEY, "capacity_bytes"): "the server's own setting is `maxmemory`",
+        (StoreKind.VALKEY, "ttl_s"): "its own is `valkey.ttl_s`",
+        (StoreKind.S3, "capacity_bytes"): "what a bucket holds is bounded by `s3.ttl_s`",
+        (StoreKind.S3, "ttl_s"): "its own is `s3.ttl_s`",
+    }
+    if key in {"path", "capacity_bytes", "ttl_s"} and store.kind in COMPOSED:
+        return "; give it to its members"
+    return f"; {own[store.kind, key]}" if (store.kind, key) in own else ""
 
 
 def _members(path: KeyPath, store: StoreConfig, level: int) -> Iterator[Problem]:

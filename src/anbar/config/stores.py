@@ -54,8 +54,13 @@ class StoreConfig(ConfigModel):
     paths, give it one."""
 
     capacity_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Most bytes of entries of a `files` store; the least recently used go first. null: as much as the file
+    """Most bytes of entries of a `files` store; first go those whose bytes are expected to save the least
+    computing: by the seconds that they save and the time since their last use. null: as much as the file
     system has, of which 5 % always stay free. Of a layered or replicated store each member has its own."""
+
+    ttl_s: Seconds | None = None
+    """Entries of a `files` store that were not used for so long are misses, and are removed. null: they stay
+    while there is room. Other kinds have their own."""
 
     timeout_s: Seconds = 5.0
     """Deadline of one call on the store; later it counts as a miss and the engine recomputes. A member's
@@ -126,6 +131,8 @@ def store_settings(store: StoreConfig, state_dir: Path) -> dict[str, Any]:
         settings["path"] = identity
         if store.capacity_bytes is not None:
             settings["capacity_bytes"] = store.capacity_bytes
+        if store.ttl_s is not None:
+            settings["ttl_s"] = store.ttl_s
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     settings["id"] = store.id if store.id is not None else f"{store.kind}-{digest}"
     return settings

@@ -12,7 +12,8 @@ class MemoryStore:
 
     Each call waits until `gate` is set, as it is at first; then `delay_s` is slept, up to the call's deadline
     (then every key is TIMEOUT). `outcome`, when set, is what every key of every call gets; `raises`, when
-    set, is raised by every call (a defective store). `num_calls` counts also those that wait.
+    set, is raised by every call (a defective store). `num_calls` counts also those that wait; `saves_s` has
+    what putters said that each key saves.
     """
 
     def __init__(self, id: str = "memory", *, capacity_bytes: int | None = None) -> None:
@@ -22,6 +23,7 @@ class MemoryStore:
         self.outcome: Outcome | None = None
         self.raises: Exception | None = None
         self.num_calls = 0
+        self.saves_s: dict[bytes, float] = {}
         self._id = id
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
@@ -123,6 +125,7 @@ class MemoryStore:
             if self._capacity_bytes is not None and used + len(value) > self._capacity_bytes:
                 return Outcome.FULL
             self._values.setdefault((scope, item.key), value)
+            self.saves_s[item.key] = item.saves_s
         return Outcome.HIT
 
     def _remove(self, key: bytes, scope: Scope) -> Outcome:

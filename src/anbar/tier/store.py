@@ -35,14 +35,17 @@ class Outcome(Enum):
     TIMEOUT = "timeout"
     ERROR = "error"
     FULL = "full"
+    """put: the store takes nothing now, for want of space or of leave to write; what it has can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutItem:
-    """One value to store: `data` is any contiguous buffer of bytes, read only while the call runs."""
+    """One value to store: `data` is any contiguous buffer of bytes, read only while the call runs. `saves_s`
+    is a hint for eviction: seconds of computing that it will save when it is read; 0.0: not known."""
 
     key: bytes
     data: memoryview
+    saves_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class StoreStats:
     capacity_bytes: int | None
     parts: tuple[PartStats, ...] = ()
     """The stores that it is made of, and those that they are made of."""
+    is_writable: bool | None = None
+    """False while the store can be read and not written, as the last writes have shown."""
 
 
 class Store(Protocol):

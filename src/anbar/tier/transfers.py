@@ -41,24 +41,27 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Rows to move for a request: `keys[i]` is, or will be, in row `rows[i]`."""
+    """Rows to move for a request: `keys[i]` is, or will be, in row `rows[i]`. `saves_s[i]` are the seconds
+    that it will save when it is read (see `tier.store.PutItem`); empty: not known."""
 
     id: int
     request: str
     scope: Scope
     keys: tuple[bytes, ...]
     rows: tuple[int, ...]
+    saves_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call on the store."""
+    """One call on the store; fields as in `Job`."""
 
     job: int
     direction: Direction
     scope: Scope
     keys: tuple[bytes, ...]
     rows: tuple[int, ...]
+    saves_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,8 @@ class Transfers:
         for start in range(0, len(indices), step):
             part = indices[start : start + step]
             keys, rows = tuple(job.keys[i] for i in part), tuple(job.rows[i] for i in part)
-            calls.append(Call(job.id, direction, job.scope, keys, rows))
+            saves_s = tuple(job.saves_s[i] for i in part) if job.saves_s else ()
+            calls.append(Call(job.id, direction, job.scope, keys, rows, saves_s))
         return calls
 
     def _start(

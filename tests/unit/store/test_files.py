@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from anbar.adapters.store.entries import Entries
+from anbar.adapters.store.entries import Entries, Value
 from anbar.adapters.store.files import FilesConfig, FilesStore
 from anbar.adapters.store.record import HEADER_BYTES
 from anbar.core.errors import StoreError
@@ -223,20 +223,22 @@ def public_dir() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("entry_mode", "expected"),
     [
-        (0o600, [Outcome.HIT, Outcome.ERROR, Outcome.ERROR]),
-        (0o644, [Outcome.HIT, Outcome.HIT, Outcome.ERROR]),
+        (0o600, [Outcome.HIT, Outcome.ERROR, Outcome.FULL]),
+        (0o644, [Outcome.HIT, Outcome.HIT, Outcome.FULL]),
     ],
 )
 def test_permissions_are_outcomes(public_dir: Path, entry_mode: int, expected: list[Outcome]) -> None:
-    """A directory of another user, with files that may not or may be read, but never written."""
+    """A directory of another user, with files that may not or may be read, but never written. The statistics
+    tell this from a full disk."""
     store = settled(FilesStore(FilesConfig(public_dir / "store", "id", QUIET), b"model"))
     put(store, KEY, VALUE)
     for path in [public_dir / "store", *(public_dir / "store").rglob("*")]:
         path.chmod(0o755 if path.is_dir() else entry_mode)
     with as_nobody():
         found = [exists(store, KEY), get(store, KEY, len(VALUE))[0], put(store, OTHER, VALUE)]
-    store.close()
     assert found == expected
+    assert store.stats().is_writable is False
+    store.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
@@ -256,15 +258,16 @@ def test_a_full_disk_is_full(
     store = opener()
     put(store, KEY, VALUE)
 
-    def no_space(self: Entries, path: Path, header: bytes, payload: object) -> None:
+    def no_space(self: Entries, path: Path, value: Value) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(header)
+        path.write_bytes(b"half a header")
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Entries, "_write_file", no_space)
     assert put(store, OTHER, VALUE) is Outcome.FULL
     assert [path for path in tmp_path.rglob("*") if path.suffix == ".tmp"] == []
     assert get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE)
+    assert store.stats().is_writable is True
 
 
 def num_reading() -> int:

@@ -2,71 +2,83 @@
 
 import fcntl
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from anbar.adapters.store import sweep
 from anbar.adapters.store.files import FilesConfig, FilesStore
-from anbar.adapters.store.layout import Layout
+from anbar.adapters.store.layout import Layout, part_of
 from anbar.adapters.store.record import HEADER_BYTES
-from anbar.adapters.store.sweep import Bounds, Sweeper, is_older, oldest
+from anbar.adapters.store.stamp import from_ns, to_ns
+from anbar.adapters.store.store_clock import StoreClock
+from anbar.adapters.store.sweep import Bounds, Sweeper
 from anbar.testing.store_contract import TIMEOUT_S, exists, put
-from anbar.tier.store import Outcome
-from tests.unit.store.settled import QUIET, settled
+from anbar.tier.store import Outcome, PutItem
+from tests.unit.store.settled import QUIET, ManualTime, settled
 
 VALUE = bytes(1000 - HEADER_BYTES)
 NAMESPACE = b"model"
+BOUNDS = Bounds(capacity_bytes=10_000, low_fraction=0.5, free_fraction=0.0)
 
 
 def key(index: int) -> bytes:
-    return bytes([index]) * 36
+    return index.to_bytes(36, "big")
 
 
 class Rig:
-    """A store whose sweeps are made by hand, and its entries with made-up times of last use."""
+    """A store whose sweeps are made by hand, and whose time goes on by hand."""
 
-    def __init__(self, root: Path, bounds: Bounds) -> None:
+    def __init__(self, root: Path, bounds: Bounds = BOUNDS) -> None:
         self.root = root
-        self.store = settled(FilesStore(FilesConfig(root, "id", QUIET), NAMESPACE))
-        self.sweeper = Sweeper(Layout(root, NAMESPACE), bounds)
+        self.time = ManualTime()
+        self.bounds = bounds
+        self.store = self.open(NAMESPACE)
+        self.sweeper = self.new_sweeper()
 
-    def fill(self, num: int) -> None:
-        """Entries of 1,000 bytes; the i-th was last used i minutes after the first, long ago."""
+    def open(self, namespace: bytes) -> FilesStore:
+        quiet = replace(QUIET, ttl_s=self.bounds.ttl_s)
+        return settled(FilesStore(FilesConfig(self.root, "id", quiet), namespace, self.time.source()))
+
+    def new_sweeper(self) -> Sweeper:
+        """As of another engine on the directory."""
+        clock = StoreClock(self.root, self.time.source())
+        return Sweeper(Layout(self.root, NAMESPACE), self.bounds, clock)
+
+    def fill(self, num: int, saves_s: float = 0.0) -> None:
+        """Entries of 1,000 bytes; the i-th was last used i minutes after the first."""
         for index in range(num):
-            put(self.store, key(index), VALUE)
-            self.use(index, time.time() - 36_000 + 60 * index)
+            item = PutItem(key(index), memoryview(VALUE), saves_s)
+            assert self.store.put([item], scope="", timeout_s=TIMEOUT_S) == [Outcome.HIT]
+            self.time.go_on(60)
 
-    def use(self, index: int, when_s: float) -> None:
+    def path(self, index: int) -> Path:
         (path,) = self.root.rglob(f"{key(index).hex()}.kv")
-        os.utime(path, (when_s, when_s))
+        return path
+
+    def read(self, index: int) -> Outcome:
+        buffer = memoryview(bytearray(len(VALUE)))
+        (outcome,) = self.store.get_into([key(index)], [buffer], scope="", timeout_s=TIMEOUT_S)
+        return outcome
 
     def left(self) -> list[int]:
         return [index for index in range(20) if exists(self.store, key(index)) is Outcome.HIT]
 
+    def sizes(self) -> tuple[int | None, int]:
+        occupancy = self.sweeper.occupancy
+        return occupancy.num_entries, occupancy.used_bytes
+
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path / "store", Bounds(capacity_bytes=10_000, low_fraction=0.5, free_fraction=0.0))
+    rig = Rig(tmp_path / "store")
     yield rig
     rig.store.close()
-
-
-@given(st.dictionaries(st.integers(0, 50), st.integers(1, 100), max_size=20), st.integers(-5, 1500))
-def test_the_cutoff_is_the_earliest_that_frees_enough(seconds: dict[int, int], need: int) -> None:
-    """Against the definition: everything up to the cutoff suffices, everything before it does not."""
-    cutoff = oldest(seconds, need)
-    if need <= 0 or not seconds:
-        assert cutoff is None
-        return
-    assert cutoff is not None
-    assert sum(n for second, n in seconds.items() if second < cutoff) < need
-    freed = sum(n for second, n in seconds.items() if second <= cutoff)
-    assert freed >= need or freed == sum(seconds.values())
 
 
 def test_below_the_bound_nothing_goes(rig: Rig) -> None:
@@ -74,36 +86,56 @@ def test_below_the_bound_nothing_goes(rig: Rig) -> None:
     rig.fill(7)
     rig.sweeper.sweep()
     assert rig.left() == list(range(7))
-    stats = rig.sweeper.stats()
-    assert (stats.num_entries, stats.used_bytes, stats.capacity_bytes) == (7, 7000, 10_000)
+    assert rig.sizes() == (7, 7000)
 
 
 def test_the_least_recently_used_go_first(rig: Rig) -> None:
-    """Nine entries, the first used just now: the oldest four go, down to the low mark, and are reported."""
+    """Nine entries of equal worth, the first read just now: the oldest four others go, down to the low mark,
+    and are reported."""
     rig.fill(9)
-    rig.use(0, time.time())
+    assert rig.read(0) is Outcome.HIT
     rig.sweeper.sweep()
     assert rig.left() == [0, 5, 6, 7, 8]
     assert Counter(rig.sweeper.take_evicted()) == Counter(key(index) for index in (1, 2, 3, 4))
     assert rig.sweeper.take_evicted() == []
-    assert rig.sweeper.stats().used_bytes == 5000
+    assert rig.sizes() == (5, 5000)
 
 
-def test_a_hit_counts_as_use(rig: Rig) -> None:
-    """Reading an entry renews it: it outlives those that were written later."""
-    rig.fill(9)
-    buffer = bytearray(len(VALUE))
-    assert rig.store.get_into([key(0)], [memoryview(buffer)], scope="", timeout_s=TIMEOUT_S) == [Outcome.HIT]
+def test_what_saves_more_stays_longer(rig: Rig) -> None:
+    """The oldest entries save a thousand times what the later ones do: those go first, in order of use. Age
+    counts too: months later it is they who go, for new ones that save little."""
+    rig.fill(3, saves_s=10.0)
+    for index in range(3, 9):
+        item = PutItem(key(index), memoryview(VALUE), 0.01)
+        rig.store.put([item], scope="", timeout_s=TIMEOUT_S)
+        rig.time.go_on(60)
     rig.sweeper.sweep()
-    assert 0 in rig.left()
+    assert rig.left() == [0, 1, 2, 7, 8]
+    rig.time.go_on(90 * 86_400)
+    for index in range(10, 15):
+        rig.store.put([PutItem(key(index), memoryview(VALUE), 0.01)], scope="", timeout_s=TIMEOUT_S)
+    rig.sweeper.sweep()
+    assert rig.left() == [10, 11, 12, 13, 14]
+
+
+def test_a_hit_keeps_what_an_entry_saves(rig: Rig) -> None:
+    """Reading dates the file anew; a put of what is there raises what it saves, and never lowers it."""
+    rig.fill(1, saves_s=3.0)
+    assert rig.read(0) is Outcome.HIT
+    stamp = from_ns(rig.path(0).stat().st_mtime_ns)
+    assert stamp.used_s == int(rig.time.wall_s)
+    assert stamp.saves_s == pytest.approx(3.0, rel=0.03)
+    for saves_s, most_s in [(9.0, 9.0), (1.0, 9.0)]:
+        rig.store.put([PutItem(key(0), memoryview(VALUE), saves_s)], scope="", timeout_s=TIMEOUT_S)
+        assert from_ns(rig.path(0).stat().st_mtime_ns).saves_s == pytest.approx(most_s, rel=0.03)
 
 
 def test_other_models_entries_go_too_but_are_not_reported(rig: Rig) -> None:
     """One bound for the directory: an old entry of another model is evicted, but its key means nothing
     here."""
-    other = settled(FilesStore(FilesConfig(rig.root, "id", QUIET), b"another model"))
+    other = rig.open(b"another model")
     put(other, key(30), VALUE)
-    os.utime(next(rig.root.rglob("*.kv")), (1, 1))
+    rig.time.go_on(3600)
     rig.fill(8)
     rig.sweeper.sweep()
     assert exists(other, key(30)) is Outcome.MISS
@@ -118,6 +150,23 @@ def test_the_share_kept_free_is_kept(tmp_path: Path) -> None:
     assert not rig.sweeper.has_room(1)
     rig.sweeper.sweep()
     assert rig.left() == []
+    rig.store.close()
+
+
+def test_a_store_of_few_entries_makes_room(tmp_path: Path) -> None:
+    """Nine entries are 94 % of the capacity, which evicts nothing by itself, and a tenth does not fit: it is
+    refused once, then there is room. A value that could never fit evicts nothing."""
+    rig = Rig(tmp_path / "store", Bounds(capacity_bytes=9_500, free_fraction=0.0))
+    rig.fill(9)
+    rig.sweeper.sweep()
+    assert rig.left() == list(range(9))
+    assert not rig.sweeper.has_room(20_000)
+    rig.sweeper.sweep()
+    assert rig.left() == list(range(9))
+    assert not rig.sweeper.has_room(1000)
+    rig.sweeper.sweep()
+    assert rig.left() == list(range(1, 9))
+    assert rig.sweeper.has_room(1000)
     rig.store.close()
 
 
@@ -146,31 +195,14 @@ def test_a_full_store_says_so_and_makes_room(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_dead_writers_left_goes(rig: Rig) -> None:
-    """An old temporary file and an old half-removed scope go; young ones may still be in use."""
-    rig.fill(1)
-    directory = next(rig.root.rglob("*.kv")).parent
-    old, young = directory / ".dead-0.tmp", directory / ".alive-0.tmp"
-    trash = rig.root / "v1" / ".trash-dead-1"
-    (trash / "00").mkdir(parents=True)
-    for path in (old, young):
-        path.write_bytes(b"half")
-    for path in (old, trash):
-        os.utime(path, (time.time() - 601, time.time() - 601))
-    rig.sweeper.sweep()
-    assert [path.exists() for path in (old, young, trash)] == [False, True, False]
-    assert rig.left() == [0]
-
-
 def test_one_engine_sweeps_at_a_time(rig: Rig) -> None:
     """While another engine sweeps, this one only counts."""
     rig.fill(9)
-    other = Sweeper(Layout(rig.root, NAMESPACE), Bounds())
-    with other._exclusively() as alone:
+    with rig.new_sweeper()._exclusively() as alone:
         assert alone
         rig.sweeper.sweep()
         assert rig.left() == list(range(9))
-    assert rig.sweeper.stats().num_entries == 9
+    assert rig.sizes()[0] == 9
     rig.sweeper.sweep()
     assert len(rig.left()) == 5
 
@@ -178,9 +210,7 @@ def test_one_engine_sweeps_at_a_time(rig: Rig) -> None:
 def test_a_vanished_root_is_an_os_error(rig: Rig) -> None:
     """The sweeping thread looks again later; it must not make the root."""
     rig.store.close()
-    for path in sorted(rig.root.rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    rig.root.rmdir()
+    shutil.rmtree(rig.root)
     with pytest.raises(FileNotFoundError):
         rig.sweeper.sweep()
     assert not rig.root.exists()
@@ -189,43 +219,78 @@ def test_a_vanished_root_is_an_os_error(rig: Rig) -> None:
 class SweptMeanwhile(Sweeper):
     """Another thread writes an entry of 1,000 bytes while this one has counted and not yet evicted."""
 
-    def _need(self, used: int) -> int:
-        self.wrote(1000)
-        return super()._need(used)
+    def _need(self, num_bytes: int, share: float) -> int:
+        self.wrote(Path("/root/v1/namespace/scope/00/key.kv"), 1000)
+        return super()._need(num_bytes, share)
 
 
 def test_what_is_written_during_a_sweep_counts(rig: Rig) -> None:
     """As bytes and as an entry, also in the first sweep of all; then what is written after it too."""
     rig.fill(3)
-    sweeper = SweptMeanwhile(Layout(rig.root, NAMESPACE), Bounds(capacity_bytes=10_000, free_fraction=0.0))
-    assert sweeper.stats().num_entries is None
+    bounds = Bounds(capacity_bytes=10_000, free_fraction=0.0)
+    rig.sweeper = SweptMeanwhile(Layout(rig.root, NAMESPACE), bounds, StoreClock(rig.root))
+    assert rig.sizes() == (None, 0)
     for _ in range(2):
-        sweeper.sweep()
-        assert (sweeper.stats().num_entries, sweeper.stats().used_bytes) == (4, 4000)
-    sweeper.wrote(500)
-    assert (sweeper.stats().num_entries, sweeper.stats().used_bytes) == (5, 4500)
+        rig.sweeper.sweep()
+        assert rig.sizes() == (4, 4000)
+    rig.sweeper.wrote(rig.path(0), 500)
+    assert rig.sizes() == (5, 4500)
 
 
 def test_a_sweep_that_fails_forgets_nothing(tmp_path: Path) -> None:
     """The root cannot be read for a moment: what was written before still counts towards the twentieth of the
     capacity that wakes the sweep."""
-    sweeper = Sweeper(Layout(tmp_path / "root", NAMESPACE), Bounds(capacity_bytes=10_000))
-    sweeper.wrote(400)
+    root = tmp_path / "root"
+    sweeper = Sweeper(Layout(root, NAMESPACE), Bounds(capacity_bytes=10_000), StoreClock(root))
+    path = Layout(root, NAMESPACE).entry(key(1), "")
+    sweeper.wrote(path, 400)
     with pytest.raises(FileNotFoundError):
         sweeper.sweep()
     assert not sweeper._wake.is_set()
-    sweeper.wrote(200)
+    sweeper.wrote(path, 200)
     assert sweeper._wake.is_set()
 
 
-def test_what_vanished_is_not_old(tmp_path: Path) -> None:
-    """Another engine's sweep removes a directory between the listing and the look at its age: this must not
-    end our sweep."""
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "gone").mkdir()
-    entries = {entry.name: entry for entry in os.scandir(tmp_path)}
-    (tmp_path / "gone").rmdir()
-    later_s = time.time() + 100
-    assert is_older(entries["kept"], 10, later_s)
-    assert not is_older(entries["kept"], 1000, later_s)
-    assert not is_older(entries["gone"], 10, later_s)
+def test_a_large_store_is_swept_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look ends after 600 files and directories, of which the store has twice as many: the first tells
+    nearly how much there will be, the others come to the rest, and after two rounds the bound is kept, by the
+    oldest of every part, though no look has seen them all."""
+    monkeypatch.setattr(sweep, "_LOOK_UNITS", 600)
+    rig.bounds = Bounds(capacity_bytes=500_000, free_fraction=0.0)
+    rig.sweeper = rig.new_sweeper()
+    items = [PutItem(key(index), memoryview(VALUE)) for index in range(700)]
+    for start in range(0, 700, 10):
+        rig.store.put(items[start : start + 10], scope="", timeout_s=TIMEOUT_S)
+        rig.time.go_on(60)
+    looks = [rig.sweeper.sweep()]
+    assert rig.sizes()[1] == pytest.approx(450_000, rel=0.2)
+    while sum(looks) < 512:
+        looks.append(rig.sweeper.sweep())
+    assert len(looks) >= 4
+    found = rig.store.exists([item.key for item in items], scope="", timeout_s=TIMEOUT_S)
+    assert 400 < found.count(Outcome.HIT) <= 500
+    assert found[:100].count(Outcome.HIT) < 20
+    assert found[-100:].count(Outcome.HIT) > 80
+
+
+def test_what_others_wrote_is_found_in_parts_not_seen_yet(rig: Rig) -> None:
+    """A new engine on a full directory knows after its first look that there is no room, though it has seen
+    only some of the parts."""
+    rig.fill(9)
+    part = part_of(rig.path(0))
+    rig.sweeper.occupancy.begin()
+    rig.sweeper.occupancy.counted({part: (1000, 1)})
+    assert rig.sizes() == (256, 256_000)
+    assert not rig.sweeper.has_room(1000)
+
+
+def test_from_the_future_is_dated_anew(rig: Rig) -> None:
+    """An entry dated by a clock that was years ahead would never be the oldest: it counts as used now, and
+    keeps what it saves."""
+    rig.fill(2, saves_s=3.0)
+    ahead = to_ns(rig.time.wall_s + 10 * 365 * 86_400, 3.0)
+    os.utime(rig.path(0), ns=(ahead, ahead))
+    rig.sweeper.sweep()
+    stamp = from_ns(rig.path(0).stat().st_mtime_ns)
+    assert stamp.used_s == int(rig.time.wall_s)
+    assert stamp.saves_s == pytest.approx(3.0, rel=0.03)

@@ -1,5 +1,7 @@
 """Stores and loads on their way, with the store's outcomes given by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +49,14 @@ def rig() -> Rig:
     return Rig()
 
 
+def test_each_call_says_what_its_keys_save(rig: Rig) -> None:
+    """Of three keys in calls of two, where the middle one is being stored already."""
+    rig.transfers.store(rig.job(1, "b"), wanted=True)
+    job = replace(rig.job(2, "abcd"), saves_s=(4.0, 3.0, 2.0, 1.0))
+    calls = rig.transfers.store(job, wanted=True)
+    assert [(call.keys, call.saves_s) for call in calls] == [(keys("ac"), (4.0, 2.0)), (keys("d"), (1.0,))]
+
+
 def test_a_store_is_cut_into_calls_and_ends_with_the_last(rig: Rig) -> None:
     """Five keys in calls of two; the job ends with its last call and tells what was written."""
     calls = rig.transfers.store(rig.job(1, "abcde"), wanted=True)
@@ -55,6 +65,7 @@ def test_a_store_is_cut_into_calls_and_ends_with_the_last(rig: Rig) -> None:
         (keys("cd"), (12, 13)),
         (keys("e"), (14,)),
     ]
+    assert [call.saves_s for call in calls] == [(), (), ()]
     rig.clock.advance(2.0)
     for call in reversed(calls):
         assert rig.transfers.take_finished() == []

@@ -6,40 +6,75 @@ Every `OSError` becomes an outcome here; nothing raises.
 import errno
 import itertools
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from anbar.adapters.store.buffers import BufferPool, Bytes
+from anbar.adapters.store.file_io import open_new, read_all, write_all
 from anbar.adapters.store.layout import TEMP_SUFFIX, Layout
+from anbar.adapters.store.quarantine import Quarantine
 from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
-from anbar.adapters.store.sweep import Sweeper, remove_tree, trash_path
+from anbar.adapters.store.rubbish import remove_some, trash_path
+from anbar.adapters.store.stamp import from_ns, to_ns
+from anbar.adapters.store.store_clock import StoreClock
+from anbar.adapters.store.sweep import Sweeper
+from anbar.adapters.store.writable import Writable
 from anbar.tier.store import Outcome, Scope
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _TOUCH_AFTER_S = 30.0
 """A hit renews a file's time stamp if it is older than this: exact enough to evict by, and cheap."""
+_TOUCHES_PER_TTL = 4
+_REMOVED_AT_ONCE = 10_000
+"""Files of a removed scope that are deleted before the call returns; more are left to the sweep. None can be
+read any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is to be written."""
+
+    key: bytes
+    scope: Scope
+    payload: Bytes
+    saves_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store's directory and its parts. `writer` must differ for every live process and machine."""
+
+    layout: Layout
+    clock: StoreClock
+    sweeper: Sweeper
+    writable: Writable
+    writer: str
+    ttl_s: float | None
 
 
 class Entries:
-    """Operations on the entries of one namespace. `writer` must differ for every live process and machine."""
+    """Operations on the entries of one namespace."""
 
-    def __init__(self, layout: Layout, buffers: BufferPool, sweeper: Sweeper, writer: str) -> None:
-        self._layout = layout
-        self._format = RecordFormat(layout.namespace)
+    def __init__(self, place: Place, buffers: BufferPool) -> None:
+        self._place = place
+        self._layout = place.layout
+        self._clock = place.clock
+        self._format = RecordFormat(place.layout.namespace)
+        self._quarantine = Quarantine(place.layout.version_dir, place.clock)
         self._buffers = buffers
-        self._sweeper = sweeper
-        self._writer = writer
         self._numbers = itertools.count()
+        ttl_s = place.ttl_s if place.ttl_s is not None else float("inf")
+        self._ttl_s = ttl_s
+        self._touch_after_s = min(_TOUCH_AFTER_S, ttl_s / _TOUCHES_PER_TTL)
 
     def exist(self, keys: Sequence[bytes], scope: Scope) -> list[Outcome]:
         """HIT, MISS or ERROR per key."""
         outcomes = []
         for key in keys:
             try:
-                os.stat(self._layout.entry(key, scope))
-                outcomes.append(Outcome.HIT)
+                status = os.stat(self._layout.entry(key, scope))
+                outcomes.append(Outcome.MISS if self._is_expired(status) else Outcome.HIT)
             except OSError as error:
                 outcomes.append(self._missing(error))
         return outcomes
@@ -54,12 +89,15 @@ class Entries:
         payload = self._buffers.take(num_bytes)
         try:
             status = os.fstat(fd)
+            if self._is_expired(status):
+                return Outcome.MISS, None
             header = bytearray(HEADER_BYTES)
-            is_whole = status.st_size == HEADER_BYTES + num_bytes and _read_all(fd, header, payload)
+            is_whole = status.st_size == HEADER_BYTES + num_bytes and read_all(fd, header, payload)
             if is_whole and self._format.verifies(bytes(header), key, scope, payload):
-                _touch(path, status)
+                self._touch(path, status)
                 return Outcome.HIT, payload
-            _remove_if_same(path, status)
+            with suppress(OSError):
+                self._quarantine.take(path, status, "content" if is_whole else "length")
         except OSError:
             return Outcome.ERROR, None
         finally:
@@ -67,24 +105,24 @@ class Entries:
         self._buffers.give(payload)
         return Outcome.CORRUPT, None
 
-    def write(self, key: bytes, scope: Scope, payload: Bytes) -> Outcome:
+    def write(self, value: Value) -> Outcome:
         """Store a value unless it is there; HIT, FULL or ERROR."""
-        path = self._layout.entry(key, scope)
-        temp = path.with_name(f".{self._writer}-{next(self._numbers)}{TEMP_SUFFIX}")
-        size = HEADER_BYTES + payload.nbytes
+        path = self._layout.entry(value.key, value.scope)
+        size = HEADER_BYTES + value.payload.nbytes
+        temp = path.with_name(f".{self._token()}{TEMP_SUFFIX}")
         try:
-            if _is_there(path, size):
+            if self._is_there(path, size, value.saves_s):
                 return Outcome.HIT
-            if not self._sweeper.has_room(size):
+            if not self._place.sweeper.has_room(size):
                 return Outcome.FULL
-            header = self._format.header(key, scope, payload)
-            self._write_file(temp, header, payload)
+            self._write_file(temp, value)
             os.rename(temp, path)
         except OSError as error:
             with suppress(OSError):
                 os.unlink(temp)
-            return Outcome.FULL if error.errno in _FULL else Outcome.ERROR
-        self._sweeper.wrote(size)
+            return Outcome.FULL if self._place.writable.refused(error) else Outcome.ERROR
+        self._place.writable.accepted()
+        self._place.sweeper.wrote(path, size)
         return Outcome.HIT
 
     def delete(self, key: bytes, scope: Scope) -> Outcome:
@@ -96,16 +134,25 @@ class Entries:
         return Outcome.HIT
 
     def delete_scope(self, scope_dir: str) -> Outcome:
-        """Remove a scope's directory in every namespace."""
+        """Remove a scope's directory in every namespace, and what is quarantined of it."""
+        budget = _REMOVED_AT_ONCE
         removed = False
         try:
             for namespace in os.listdir(self._layout.version_dir):
-                trash = trash_path(self._layout.version_dir, f"{self._writer}-{next(self._numbers)}")
-                path = self._layout.version_dir / namespace / scope_dir
-                removed |= remove_tree(path, trash)
+                trash = trash_path(self._layout.version_dir, self._token())
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.rename(self._layout.version_dir / namespace / scope_dir, trash)
+                    removed = True
+                    budget = remove_some(trash, budget)
+            self._quarantine.forget(scope_dir)
         except OSError as error:
             return self._missing(error)
+        if budget <= 0:
+            self._place.sweeper.wake()
         return Outcome.HIT if removed else Outcome.MISS
+
+    def _token(self) -> str:
+        return f"{self._place.writer}-{next(self._numbers)}"
 
     def _missing(self, error: OSError) -> Outcome:
         """MISS when just the entry is not there; ERROR when the root is not, or for any other reason."""
@@ -117,79 +164,36 @@ class Entries:
             return Outcome.ERROR
         return Outcome.MISS
 
-    def _write_file(self, path: Path, header: bytes, payload: Bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    def _write_file(self, path: Path, value: Value) -> None:
+        """The checksum comes after opening: what cannot be written need not be computed."""
+        fd = open_new(path, self._layout.root)
         try:
-            fd = os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            self._make_dirs(path.parent)
-            fd = os.open(path, flags, 0o600)
-        try:
-            _write_all(fd, header, payload)
+            header = self._format.header(value.key, value.scope, value.payload)
+            write_all(fd, header, value.payload)
+            self._date(fd, value.saves_s)
         finally:
             os.close(fd)
 
-    def _make_dirs(self, path: Path) -> None:
-        """Make the directories between the root and `path`, but never the root."""
-        for name in reversed(path.parents):
-            if len(name.parts) > len(self._layout.root.parts):
-                _make_dir(name)
-        _make_dir(path)
-
-
-def _make_dir(path: Path) -> None:
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-
-
-def _is_there(path: Path, size: int) -> bool:
-    """Whether an entry of the right size exists; it counts as used."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return False
-    _touch(path, status)
-    return status.st_size == size
-
-
-def _touch(path: Path, status: os.stat_result) -> None:
-    if time.time() - status.st_mtime > _TOUCH_AFTER_S:
-        # On a read-only file system hits count all the same.
-        with suppress(OSError):
-            os.utime(path)
-
-
-def _remove_if_same(path: Path, status: os.stat_result) -> None:
-    """Remove a damaged file, unless someone replaced it meanwhile."""
-    with suppress(OSError):
-        if os.stat(path).st_ino == status.st_ino:
-            os.unlink(path)
-
-
-def _read_all(fd: int, header: bytearray, payload: Bytes) -> bool:
-    """Fill both; False at a premature end of the file."""
-    views = [memoryview(header), payload.data]
-    while views:
-        count = os.readv(fd, views)
-        if count == 0:
+    def _is_there(self, path: Path, size: int, saves_s: float) -> bool:
+        """Whether an entry of the right size exists; it counts as used, and for the most it was worth."""
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
             return False
-        views = _after(views, count)
-    return True
+        self._touch(path, status, saves_s)
+        return status.st_size == size
 
+    def _is_expired(self, status: os.stat_result) -> bool:
+        return self._clock.now_s() - from_ns(status.st_mtime_ns).used_s > self._ttl_s
 
-def _write_all(fd: int, header: bytes, payload: Bytes) -> None:
-    views = [memoryview(header), payload.data]
-    while views:
-        views = _after(views, os.writev(fd, views))
+    def _touch(self, path: Path, status: os.stat_result, saves_s: float = 0.0) -> None:
+        stamp = from_ns(status.st_mtime_ns)
+        is_worth_more = saves_s > 1.1 * stamp.saves_s
+        if is_worth_more or self._clock.now_s() - stamp.used_s > self._touch_after_s:
+            # On a read-only file system hits count all the same.
+            with suppress(OSError):
+                self._date(path, max(saves_s, stamp.saves_s))
 
-
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of `views` after their first `count` bytes."""
-    rest = []
-    for view in views:
-        if count >= view.nbytes:
-            count -= view.nbytes
-        else:
-            rest.append(view[count:])
-            count = 0
-    return rest
+    def _date(self, target: Path | int, saves_s: float) -> None:
+        stamp = to_ns(self._clock.now_s(), saves_s)
+        os.utime(target, ns=(stamp, stamp))

@@ -8,6 +8,8 @@
   deadline passes, the caller goes on and nothing touches its memory any more.
 - A vanished root (a mount that went away) is an ERROR and is not made again, or values would be written below
   the mount point. It is used again as soon as it is back.
+- A directory that is full or may not be written to is FULL for writes; reads go on. It is tried again once a
+  second.
 - Several engines may use one directory. Each keeps it within its bounds (see `sweep`).
 """
 
@@ -22,11 +24,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from anbar.adapters.store.buffers import BufferPool, Bytes, as_bytes
+from anbar.adapters.store.buffers import BufferPool, as_bytes
 from anbar.adapters.store.deadline import DeadlineRunner
-from anbar.adapters.store.entries import Entries
+from anbar.adapters.store.entries import Entries, Place, Value
 from anbar.adapters.store.layout import Layout, scope_dir
+from anbar.adapters.store.store_clock import StoreClock, TimeSource
 from anbar.adapters.store.sweep import Bounds, Sweeper
+from anbar.adapters.store.writable import Writable
 from anbar.core.errors import StoreError
 from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 
@@ -53,13 +57,18 @@ class FilesConfig:
 class FilesStore:
     """See `anbar.tier.store.Store`. Call `open` before anything else; until then every outcome is ERROR."""
 
-    def __init__(self, config: FilesConfig, namespace: bytes) -> None:
+    def __init__(self, config: FilesConfig, namespace: bytes, source: TimeSource | None = None) -> None:
         self._config = config
         layout = Layout(config.path, namespace)
+        source = source or TimeSource()
+        self._clock = StoreClock(config.path, source)
+        self._writable = Writable(source.steady_s)
         self._runner = DeadlineRunner(config.num_threads, "anbar-files")
         self._buffers = BufferPool(max_buffers=2 * config.num_threads)
-        self._sweeper = Sweeper(layout, config.bounds)
-        self._entries = Entries(layout, self._buffers, self._sweeper, secrets.token_hex(8))
+        self._sweeper = Sweeper(layout, config.bounds, self._clock)
+        writer, ttl_s = secrets.token_hex(8), config.bounds.ttl_s
+        place = Place(layout, self._clock, self._sweeper, self._writable, writer, ttl_s)
+        self._entries = Entries(place, self._buffers)
         self._is_open = False
 
     def open(self) -> None:
@@ -75,6 +84,7 @@ class FilesStore:
             raise StoreError(f"store path {path} is not a directory") from error
         except OSError as error:
             raise StoreError(f"store directory {path} cannot be used: {error.strerror}") from error
+        self._clock.sync(write=False)
         self._runner.start()
         self._sweeper.start()
         self._is_open = True
@@ -109,6 +119,8 @@ class FilesStore:
         return outcomes
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
+        if self._is_open and self._writable.refuses():
+            return [Outcome.FULL] * len(items)
         outcomes = self._unknown(len(items))
         for index, outcome in self._run(self._writes(items, scope), timeout_s):
             outcomes[index] = outcome
@@ -131,7 +143,14 @@ class FilesStore:
         return self._sweeper.take_evicted()
 
     def stats(self) -> StoreStats:
-        return self._sweeper.stats()
+        occupancy = self._sweeper.occupancy
+        num_entries = occupancy.num_entries
+        return StoreStats(
+            num_entries=num_entries,
+            used_bytes=occupancy.used_bytes if num_entries is not None else None,
+            capacity_bytes=self._config.bounds.capacity_bytes,
+            is_writable=self._writable.is_allowed,
+        )
 
     def close(self) -> None:
         if self._is_open:
@@ -152,9 +171,9 @@ class FilesStore:
             source = as_bytes(item.data)
             payload = self._buffers.take(source.nbytes)
             np.copyto(payload, source)
-            yield partial(self._write, item.key, scope, payload)
+            yield partial(self._write, Value(item.key, scope, payload, item.saves_s))
 
-    def _write(self, key: bytes, scope: Scope, payload: Bytes) -> Outcome:
-        outcome = self._entries.write(key, scope, payload)
-        self._buffers.give(payload)
+    def _write(self, value: Value) -> Outcome:
+        outcome = self._entries.write(value)
+        self._buffers.give(value.payload)
         return outcome

@@ -3,10 +3,15 @@
     <root>/v1/<namespace>/<scope>/<fan-out>/<key>.kv
     <root>/v1/<namespace>/<scope>/<fan-out>/.<writer>-<number>.tmp     being written
 
+    <root>/v1/.trash-<writer>-<number>/                               a removed scope
+    <root>/v1/.damaged/                                               see `quarantine`
+    <root>/.sweep.lock, <root>/.clock                                 see `sweep`, `store_clock`
+
 Namespace and scope are digests in hex, so a directory listing tells nothing about tenants. The fan-out is
-one byte of the key's digest: 256 directories, 27,000 files each for 10 TB of 1.5 MB values. A key of up to 96
-bytes is its own file name (an engine's keys have 36), so that whoever evicts a file knows what it held; a
-longer one is named by its digest.
+one byte of the key's digest: 256 directories, 27,000 files each for 10 TB of 1.5 MB values. The directories
+of one fan-out in all namespaces and scopes are a *part*: a fair sample of the whole, since digests are even.
+A key of up to 96 bytes is its own file name (an engine's keys have 36), so that whoever evicts a file knows
+what it held; a longer one is named by its digest.
 """
 
 from dataclasses import dataclass
@@ -17,6 +22,8 @@ from anbar.adapters.store.record import key_digest, short_digest
 VERSION_DIR = "v1"
 SUFFIX = ".kv"
 TEMP_SUFFIX = ".tmp"
+TRASH_PREFIX = ".trash-"
+NUM_PARTS = 256
 _MAX_NAMED_KEY_BYTES = 96
 _DIGEST_MARK = "~"
 
@@ -43,7 +50,17 @@ class Layout:
         digest = key_digest(key)
         is_named = len(key) <= _MAX_NAMED_KEY_BYTES
         name = key.hex() if is_named else _DIGEST_MARK + digest.hex()
-        return self.namespace_dir / scope_dir(scope) / digest[:1].hex() / (name + SUFFIX)
+        return self.namespace_dir / scope_dir(scope) / part_dir(digest[0]) / (name + SUFFIX)
+
+
+def part_dir(part: int) -> str:
+    """Name of a fan-out directory."""
+    return f"{part:02x}"
+
+
+def part_of(path: Path) -> int:
+    """The part that an entry's file is in."""
+    return int(path.parent.name, 16)
 
 
 def scope_dir(scope: str) -> str:

@@ -1,28 +1,45 @@
-"""Keeping a directory of files within its bounds: the entries that were read longest ago go first.
+"""Keeping a directory of files within its bounds.
 
-A background thread walks the tree, adds up the bytes of each second of last use (a hit renews a file's
-time stamp), finds the second up to which everything must go, and walks once more to remove it. Memory is
-bounded by the number of distinct seconds, not of files. Several engines may share the directory: one sweeps
-at a time.
+A background thread looks at a few parts of the directory at a time (`layout`): whole parts, until it has seen
+some 20,000 files. A small store is seen whole each time. Every part is kept within its share of the capacity
+once the whole is over it, so that engines that share a directory agree without telling each other; one of
+them sweeps at a time, the others count. Parts are fair samples, so that the worst entries of each are close
+to the worst of all.
+
+What a look costs is measured by `benchmarks/sweep_cost.py`; it takes at most a twentieth of the time.
 """
 
 import errno
 import fcntl
 import os
-import shutil
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from anbar.adapters.store.layout import SUFFIX, TEMP_SUFFIX, Layout, key_of
-from anbar.tier.store import StoreStats
+from anbar.adapters.store.layout import NUM_PARTS, Layout, key_of, part_of
+from anbar.adapters.store.occupancy import Occupancy
+from anbar.adapters.store.rubbish import empty_trash, remove_empty, tidy_directory
+from anbar.adapters.store.stamp import to_ns
+from anbar.adapters.store.store_clock import StoreClock
+from anbar.adapters.store.walk import Entry, Walk
+from anbar.tier.eviction import Ranked, leaving
 
 _MAX_EVICTED = 100_000
-_TRASH_PREFIX = ".trash-"
+_LOOK_UNITS = 20_000
+"""A look ends with the part in which it has seen so much: files count one, directories two."""
+_DIRECTORY_UNITS = 2
+_PAUSE_PER_BUSY = 20
+_URGENCY = 4
+"""A look frees so many times its share of what the file system lacks, up to all: space is wanted now."""
+_FUTURE_S = 60.0
+"""Entries from further ahead are dated anew: by another machine's clock, or one that was wrong, they would be
+kept for ever."""
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP})
+_NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +53,27 @@ class Bounds:
     disk that others write to."""
     low_fraction: float = 0.9
     """A sweep that must evict goes down to this share of the capacity."""
+    ttl_s: float | None = None
+    """Entries that were not used for so long are gone; None: they stay while there is room."""
     interval_s: float = 30.0
-    """Time between two looks at the directory."""
-    stale_temp_s: float = 600.0
-    """A temporary file that old is what a dead writer left."""
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    path: str
-    name: str
-    num_bytes: int
-    used_s: int
-    is_ours: bool
-
-
-def oldest(bytes_by_second: Mapping[int, int], need: int) -> int | None:
-    """The second up to which files must go so that at least `need` bytes go; None when nothing must."""
-    if need <= 0:
-        return None
-    freed = 0
-    cutoff = None
-    for second in sorted(bytes_by_second):
-        cutoff = second
-        freed += bytes_by_second[second]
-        if freed >= need:
-            break
-    return cutoff
+    """Time between two looks at the whole directory, or longer if it is large."""
 
 
 class Sweeper:
     """Watches one store's root. All methods but `sweep` may be called from any thread."""
 
-    def __init__(self, layout: Layout, bounds: Bounds) -> None:
+    def __init__(self, layout: Layout, bounds: Bounds, clock: StoreClock) -> None:
         self._layout = layout
         self._bounds = bounds
+        self._clock = clock
         self._lock = threading.Lock()
-        self._used_bytes = 0
-        self._num_entries: int | None = None
-        self._written_bytes = self._num_written = 0
-        """Since the last sweep began."""
+        self.occupancy = Occupancy()
+        self._next_part = 0
+        self._written_bytes = 0
+        """Since the last look began."""
+        self._refused_bytes = 0
+        """The largest value for which there was no room since the last look; a store may hold so few that
+        the low mark alone leaves no room for one."""
         self._evicted: deque[bytes] = deque(maxlen=_MAX_EVICTED)
         self._wake = threading.Event()
         self._closed = False
@@ -89,27 +87,28 @@ class Sweeper:
         self._closed = True
         self._wake.set()
 
+    def wake(self) -> None:
+        """There is something to do: no room for a value, or a scope in the trash."""
+        self._wake.set()
+
     def has_room(self, num_bytes: int) -> bool:
         """Whether `num_bytes` more may be written; if not, a sweep is on its way. May raise OSError."""
         capacity = self._bounds.capacity_bytes
-        with self._lock:
-            full = capacity is not None and self._used_bytes + num_bytes > capacity
+        full = capacity is not None and self.occupancy.used_bytes + num_bytes > capacity
         if full or self._free_bytes() < num_bytes:
-            self._wake.set()
+            self._refused_bytes = max(self._refused_bytes, num_bytes)
+            self.wake()
             return False
         return True
 
-    def wrote(self, num_bytes: int) -> None:
+    def wrote(self, path: Path, num_bytes: int) -> None:
         """An entry was added; wakes the sweep after a twentieth of the capacity, or when little is left."""
+        self.occupancy.wrote(part_of(path), num_bytes)
         with self._lock:
-            self._used_bytes += num_bytes
             self._written_bytes += num_bytes
-            self._num_written += 1
-            if self._num_entries is not None:
-                self._num_entries += 1
             capacity = self._bounds.capacity_bytes
             if capacity is not None and 20 * self._written_bytes > capacity:
-                self._wake.set()
+                self.wake()
 
     def take_evicted(self) -> list[bytes]:
         """Keys of this namespace that were evicted since the last call, at most 100,000."""
@@ -118,59 +117,94 @@ class Sweeper:
             self._evicted.clear()
         return evicted
 
-    def stats(self) -> StoreStats:
-        """As of the last sweep, and what this process wrote since."""
-        with self._lock:
-            known = self._num_entries is not None
-            return StoreStats(
-                num_entries=self._num_entries,
-                used_bytes=self._used_bytes if known else None,
-                capacity_bytes=self._bounds.capacity_bytes,
-            )
-
-    def sweep(self) -> None:
-        """Look at the whole directory once: count, evict, remove what dead writers left.
-
-        Raises OSError when the root cannot be read.
+    def sweep(self) -> int:
+        """Look at the next parts of the directory: count, evict, remove what is of no use; the number of
+        parts. Raises OSError when the root cannot be read.
         """
-        with self._lock:
-            before = self._written_bytes, self._num_written
-            self._written_bytes = self._num_written = 0
-        try:
-            used, num_entries = self._look()
-        except OSError:
-            with self._lock:  # as if it had not begun
-                self._written_bytes += before[0]
-                self._num_written += before[1]
-            raise
-        with self._lock:
-            # What was written meanwhile may have been seen or not: rather count it twice than exceed it.
-            self._used_bytes = used + self._written_bytes
-            self._num_entries = num_entries + self._num_written
-
-    def _look(self) -> tuple[int, int]:
-        """Bytes and entries that are there, after evicting."""
+        self._clock.sync(write=False)
         with self._exclusively() as alone:
-            seconds: Counter[int] = Counter()
-            num_entries = 0
-            for file in self._files(remove_stale=alone):
-                seconds[file.used_s] += file.num_bytes
-                num_entries += 1
-            used = sum(seconds.values())
-            need = self._need(used)
-            cutoff = oldest(seconds, need) if alone else None
-            if cutoff is not None:
-                freed, num_freed = self._evict(cutoff, need)
-                used, num_entries = used - freed, num_entries - num_freed
-        return used, num_entries
+            if alone:
+                self._clock.sync(write=True)
+            before = self._written_bytes
+            self.occupancy.begin()
+            os.listdir(self._layout.root)
+            num_parts = self._look(alone)
+        self._refused_bytes = 0
+        with self._lock:
+            self._written_bytes -= before
+        return num_parts
 
-    def _need(self, used: int) -> int:
-        """Bytes to evict: down to the low mark of whichever bound is nearly reached."""
-        capacity = self._bounds.capacity_bytes
-        over_capacity = 0
-        if capacity is not None and used > (1 + self._bounds.low_fraction) / 2 * capacity:
-            over_capacity = used - int(self._bounds.low_fraction * capacity)
-        return max(over_capacity, -self._free_bytes())
+    def _look(self, alone: bool) -> int:
+        walk = Walk(self._layout)
+        if alone:
+            empty_trash(self._layout, _LOOK_UNITS)
+        entries: list[Entry] = []
+        units = num_parts = 0
+        while num_parts < NUM_PARTS and units < _LOOK_UNITS:
+            part = (self._next_part + num_parts) % NUM_PARTS
+            for look in walk.part(part):
+                units += _DIRECTORY_UNITS + len(look.entries) + len(look.others)
+                entries += look.entries
+                if alone:
+                    tidy_directory(look, self._clock)
+            num_parts += 1
+        parts = [(self._next_part + index) % NUM_PARTS for index in range(num_parts)]
+        self.occupancy.counted(_sizes(parts, entries))
+        if alone:
+            gone = self._evict(entries, num_parts / NUM_PARTS)
+            self.occupancy.counted(_sizes(parts, (entry for entry in entries if entry.path not in gone)))
+        self._next_part += num_parts
+        if self._next_part >= NUM_PARTS:
+            self._next_part -= NUM_PARTS
+            if alone:
+                remove_empty(walk, self._clock)
+        return num_parts
+
+    def _evict(self, entries: list[Entry], share: float) -> set[str]:
+        """Remove what is too old, and what there is too much of; the paths that are gone."""
+        now_s = self._clock.now_s()
+        kept: list[tuple[Ranked, Entry]] = []
+        gone: set[str] = set()
+        for entry in entries:
+            age_s = now_s - entry.stamp.used_s
+            if age_s < -_FUTURE_S:
+                _date(entry, now_s)
+            if self._bounds.ttl_s is not None and age_s > self._bounds.ttl_s:
+                self._remove(entry, gone)
+            else:
+                kept.append((Ranked(entry.num_bytes, entry.stamp.saves_s, age_s), entry))
+        need = self._need(sum(ranked.num_bytes for ranked, _ in kept), share)
+        for entry in leaving(kept, need):
+            self._remove(entry, gone)
+        return gone
+
+    def _need(self, num_bytes: int, share: float) -> int:
+        """Bytes to evict of the `num_bytes` in a share of the directory. Over its capacity must be both the
+        share, since another engine may have swept the others, and the whole, since a share of few entries
+        says little."""
+        over = min(self._excess(num_bytes, share), self._excess(self.occupancy.used_bytes, 1.0))
+        lacking = -self._free_bytes() * min(1.0, _URGENCY * share)
+        return max(over, int(lacking))
+
+    def _excess(self, num_bytes: int, share: float) -> int:
+        """What a share of the directory has above the low mark, once it is over the high one."""
+        if self._bounds.capacity_bytes is None:
+            return 0
+        capacity = share * self._bounds.capacity_bytes
+        low, high = self._bounds.low_fraction * capacity, (1 + self._bounds.low_fraction) / 2 * capacity
+        if self._refused_bytes <= capacity:
+            fits = capacity - self._refused_bytes
+            low, high = min(low, fits), min(high, fits)
+        return num_bytes - int(low) if num_bytes > high else 0
+
+    def _remove(self, entry: Entry, gone: set[str]) -> None:
+        with suppress(OSError):
+            os.unlink(entry.path)
+            gone.add(entry.path)
+            key = key_of(entry.name) if entry.is_ours else None
+            if key is not None:
+                with self._lock:
+                    self._evicted.append(key)
 
     def _free_bytes(self) -> int:
         """Bytes that may still be written before the share kept free is touched; negative when it is."""
@@ -178,49 +212,17 @@ class Sweeper:
         reserve = int(self._bounds.free_fraction * status.f_blocks * status.f_frsize)
         return status.f_bavail * status.f_frsize - reserve
 
-    def _evict(self, cutoff_s: int, need: int) -> tuple[int, int]:
-        freed = num_freed = 0
-        for file in self._files(remove_stale=False):
-            if file.used_s > cutoff_s or freed >= need:
-                continue
-            with suppress(OSError):
-                os.unlink(file.path)
-                freed += file.num_bytes
-                num_freed += 1
-                key = key_of(file.name) if file.is_ours else None
-                if key is not None:
-                    with self._lock:
-                        self._evicted.append(key)
-        return freed, num_freed
-
-    def _files(self, *, remove_stale: bool) -> Iterator[_File]:
-        """Every entry of every namespace. A directory that vanishes meanwhile is skipped."""
-        ours = os.fspath(self._layout.namespace_dir)
-        now_s = time.time()
-        for namespace in _subdirs(self._layout.version_dir):
-            if namespace.name.startswith(_TRASH_PREFIX):
-                if remove_stale and is_older(namespace, self._bounds.stale_temp_s, now_s):
-                    remove_tree(Path(namespace.path))
-                continue
-            for scope in _subdirs(namespace.path):
-                for fan_out in _subdirs(scope.path):
-                    yield from self._entries(fan_out.path, namespace.path == ours, now_s, remove_stale)
-
-    def _entries(self, path: str, is_ours: bool, now_s: float, remove_stale: bool) -> Iterator[_File]:
-        for entry in _scan(path):
-            with suppress(OSError):
-                status = entry.stat()
-                if entry.name.endswith(SUFFIX):
-                    yield _File(entry.path, entry.name, status.st_size, int(status.st_mtime), is_ours)
-                    continue
-                is_stale = now_s - status.st_mtime > self._bounds.stale_temp_s
-                if remove_stale and is_stale and entry.name.endswith(TEMP_SUFFIX):
-                    os.unlink(entry.path)
-
     @contextmanager
     def _exclusively(self) -> Iterator[bool]:
-        """Whether this is the only engine that sweeps now. File systems without locks: always."""
-        fd = os.open(self._layout.root / ".sweep.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Whether this is the only engine that sweeps now, and may. File systems without locks: always."""
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(self._layout.root / ".sweep.lock", flags, 0o600)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            yield False
+            return
         try:
             alone = True
             try:
@@ -228,57 +230,37 @@ class Sweeper:
             except BlockingIOError:
                 alone = False
             except OSError as error:
-                if error.errno not in {errno.ENOLCK, errno.EOPNOTSUPP}:
+                if error.errno not in _NO_LOCKS:
                     raise
             yield alone
         finally:
             os.close(fd)
 
     def _run(self) -> None:
+        interval_s = self._bounds.interval_s
         while not self._closed:
+            began_s = time.monotonic()
+            num_parts = NUM_PARTS
             # A store that cannot be read now says so by its outcomes; the next look may find it back.
             with suppress(OSError):
-                self.sweep()
-            self._wake.wait(self._bounds.interval_s)
+                num_parts = self.sweep()
+            busy_s = time.monotonic() - began_s
+            self._wake.wait(max(interval_s * num_parts / NUM_PARTS, _PAUSE_PER_BUSY * busy_s))
             self._wake.clear()
             # Writers that find no room wake the sweep at every call: look at most once a second.
-            time.sleep(min(1.0, self._bounds.interval_s))
+            time.sleep(min(1.0, interval_s))
 
 
-def remove_tree(path: Path, trash: Path | None = None) -> bool:
-    """Remove a directory and all below it; with `trash`, it vanishes at once by a rename to there first.
-    Returns whether it was there. What cannot be removed is left to the next sweep."""
-    if trash is not None:
-        try:
-            os.rename(path, trash)
-        except FileNotFoundError:
-            return False
-        path = trash
-    shutil.rmtree(path, ignore_errors=True)
-    return True
+def _date(entry: Entry, now_s: float) -> None:
+    with suppress(OSError):
+        stamp = to_ns(now_s, entry.stamp.saves_s)
+        os.utime(entry.path, ns=(stamp, stamp))
 
 
-def trash_path(version_dir: Path, token: str) -> Path:
-    """Where a removed directory waits to be deleted."""
-    return version_dir / (_TRASH_PREFIX + token)
-
-
-def is_older(entry: "os.DirEntry[str]", age_s: float, now_s: float) -> bool:
-    """Whether an entry was last changed more than `age_s` before `now_s`; False for one that vanished."""
-    try:
-        return now_s - entry.stat().st_mtime > age_s
-    except OSError:
-        return False
-
-
-def _subdirs(path: str | Path) -> Iterator["os.DirEntry[str]"]:
-    return (entry for entry in _scan(path) if entry.is_dir(follow_symlinks=False))
-
-
-def _scan(path: str | Path) -> list["os.DirEntry[str]"]:
-    """A directory's entries; none when it vanished."""
-    try:
-        with os.scandir(path) as entries:
-            return list(entries)
-    except FileNotFoundError:
-        return []
+def _sizes(parts: Iterable[int], entries: Iterable[Entry]) -> dict[int, tuple[int, int]]:
+    """Bytes and entries of each part."""
+    sizes = dict.fromkeys(parts, (0, 0))
+    for entry in entries:
+        num_bytes, num_entries = sizes[entry.part]
+        sizes[entry.part] = num_bytes + entry.num_bytes, num_entries + 1
+    return sizes

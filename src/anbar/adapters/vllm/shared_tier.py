@@ -5,8 +5,9 @@ calls on the store run on the threads of `store_calls`. All methods run in the e
 blocks (but `drain_jobs` and `shutdown`, which vLLM means to block), none raises on account of the store.
 """
 
+import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -32,6 +33,7 @@ from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import Clock
 from anbar.tier import wish
 from anbar.tier.breaker import Breaker, BreakerState
+from anbar.tier.eviction import chain_saves_s
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.store import Store, StoreStats
 from anbar.tier.tally import Series, Tally
@@ -57,6 +59,7 @@ _BREAKER_OPENED = "anbar_tier_breaker_opened"
 _DEFECTS = "anbar_tier_defects"
 _USED_BYTES = "anbar_tier_used_bytes"
 _CAPACITY_BYTES = "anbar_tier_capacity_bytes"
+_WRITABLE = "anbar_tier_store_writable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,9 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         request_wish = self._wish(job_metadata)
-        calls = self._transfers.store(self._job(job_metadata, request_wish), wanted=request_wish.may_store)
-        for call in calls:
+        job = self._job(job_metadata, request_wish)
+        job = replace(job, saves_s=_saves_s(job, job_metadata.req_context))
+        for call in self._transfers.store(job, wanted=request_wish.may_store):
             self._calls.submit(call)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -181,6 +185,8 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
             stats.set_gauge(_USED_BYTES, self._store_stats.used_bytes, self._label)
         if self._store_stats.capacity_bytes is not None:
             stats.set_gauge(_CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
+        if self._store_stats.is_writable is not None:
+            stats.set_gauge(_WRITABLE, int(self._store_stats.is_writable), self._label)
         self._num_defects = 0
         return stats
 
@@ -245,6 +251,19 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
             self._breaker_seen = state
 
 
+class _LeastSaved(float):
+    """The least that an earlier chunk of a request saves; kept in vLLM's scratch space of the request."""
+
+
+def _saves_s(job: Job, req_context: ReqContext) -> tuple[float, ...]:
+    """What each chunk saves, by where it ends in its prompt."""
+    ends = [req_context.get_offload_key_position(key) or 0 for key in job.keys]
+    saves_s = chain_saves_s(ends, ceiling_s=req_context.get_state(_LeastSaved) or math.inf)
+    if saves_s:
+        req_context.set_state(_LeastSaved(saves_s[-1]))
+    return saves_s
+
+
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Prometheus metrics of the tier."""
     counters = {
@@ -257,6 +276,7 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         _BREAKER_STATE: OffloadingGaugeMetadata("0 closed, 1 half-open, 2 open.", ("store",)),
         _USED_BYTES: OffloadingGaugeMetadata("Bytes in the store, as last seen by this engine.", ("store",)),
         _CAPACITY_BYTES: OffloadingGaugeMetadata("Bytes that the store may hold.", ("store",)),
+        _WRITABLE: OffloadingGaugeMetadata("0 when the store may only be read, else 1.", ("store",)),
     }
 
 

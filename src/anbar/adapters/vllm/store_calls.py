@@ -134,5 +134,6 @@ class StoreCalls:
         rows = [self._row(index) for index in call.rows]
         if call.direction is Direction.LOAD:
             return self._store.get_into(call.keys, rows, scope=call.scope, timeout_s=self._timeouts.load_s)
-        items = [PutItem(key, row) for key, row in zip(call.keys, rows, strict=True)]
+        saves_s = call.saves_s or (0.0,) * len(rows)
+        items = [PutItem(*item) for item in zip(call.keys, rows, saves_s, strict=True)]
         return self._store.put(items, scope=call.scope, timeout_s=self._timeouts.store_s)

@@ -153,6 +153,7 @@ def shared_tier() -> list[Family]:
         Family("anbar_tier_breaker_state", Kind.GAUGE, "0 closed, 1 half-open, 2 open.", _STORE),
         Family("anbar_tier_used_bytes", Kind.GAUGE, "Bytes in the store.", _STORE),
         Family("anbar_tier_capacity_bytes", Kind.GAUGE, "Bytes that the store may hold.", _STORE),
+        Family("anbar_tier_store_writable", Kind.GAUGE, "0 when the store may only be read, else 1.", _STORE),
     ]
 
 

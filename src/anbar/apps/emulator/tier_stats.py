@@ -129,6 +129,7 @@ class TierStats:
         family["anbar_tier_defects"].add(0, store)
         family["anbar_tier_breaker_opened"].add(link.breaker.take_num_opened(), store)
         family["anbar_tier_breaker_state"].set(link.breaker.state().value, store)
+        family["anbar_tier_store_writable"].set(1, store)
         if link.capacity_bytes is not None:
             family["anbar_tier_capacity_bytes"].set(link.capacity_bytes, store)
 

@@ -1,0 +1,57 @@
+"""Reading and writing whole files of a header and a payload. Everything may raise OSError."""
+
+import os
+from pathlib import Path
+
+from anbar.adapters.store.buffers import Bytes
+
+
+def read_all(fd: int, header: bytearray, payload: Bytes) -> bool:
+    """Fill both; False at a premature end of the file."""
+    views = [memoryview(header), payload.data]
+    while views:
+        count = os.readv(fd, views)
+        if count == 0:
+            return False
+        views = _after(views, count)
+    return True
+
+
+def write_all(fd: int, header: bytes, payload: Bytes) -> None:
+    """Write both."""
+    views = [memoryview(header), payload.data]
+    while views:
+        views = _after(views, os.writev(fd, views))
+
+
+def open_new(path: Path, root: Path) -> int:
+    """A new file, in directories that are made if they are missing; but never `root`, which may be a mount
+    that went away."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for _ in range(2):  # a sweep may remove an empty directory just when it is to be used
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            _make_dirs(path.parent, root)
+    return os.open(path, flags, 0o600)
+
+
+def _make_dirs(path: Path, root: Path) -> None:
+    for directory in [*reversed(path.parents), path]:
+        if len(directory.parts) > len(root.parts):
+            try:
+                directory.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of `views` after their first `count` bytes."""
+    rest = []
+    for view in views:
+        if count >= view.nbytes:
+            count -= view.nbytes
+        else:
+            rest.append(view[count:])
+            count = 0
+    return rest

@@ -1,0 +1,70 @@
+"""What nobody needs any more: what dead writers left, removed scopes, empty directories.
+
+Removing is bounded, by a budget of looks and removals; what is left is for the next time.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from anbar.adapters.store.layout import TEMP_SUFFIX, TRASH_PREFIX, Layout
+from anbar.adapters.store.store_clock import StoreClock
+from anbar.adapters.store.walk import Look, Walk, scan, subdirs
+
+STALE_S = 600.0
+"""A temporary file so old is what a dead writer left, and nobody is about to write into an empty directory so
+old."""
+
+
+def trash_path(version_dir: Path, token: str) -> Path:
+    """Where a removed directory waits to be deleted."""
+    return version_dir / (TRASH_PREFIX + token)
+
+
+def remove_some(path: str | Path, budget: int) -> int:
+    """Remove a directory and what is in it, at most about `budget` files and directories; what is left of the
+    budget. Others may remove the same."""
+    for entry in scan(path):
+        if budget <= 0:
+            return 0
+        if entry.is_dir(follow_symlinks=False):
+            budget = remove_some(entry.path, budget)
+            continue
+        budget -= 1
+        with suppress(OSError):
+            os.unlink(entry.path)
+    if budget > 0:
+        with suppress(OSError):
+            os.rmdir(path)
+        budget -= 1
+    return budget
+
+
+def empty_trash(layout: Layout, budget: int) -> None:
+    """Remove scopes that are in the trash."""
+    for directory in subdirs(layout.version_dir):
+        if directory.name.startswith(TRASH_PREFIX) and budget > 0:
+            budget = remove_some(directory.path, budget)
+
+
+def remove_empty(walk: Walk, clock: StoreClock) -> None:
+    """Remove scopes and namespaces without a directory."""
+    for path in [scope for scope, _ in walk.scopes] + walk.namespaces:
+        remove_if_empty(path, clock)
+
+
+def tidy_directory(look: Look, clock: StoreClock) -> None:
+    """Remove temporary files of dead writers from a directory of entries, and it itself if it is empty."""
+    for other in look.others:
+        if other.name.endswith(TEMP_SUFFIX) and clock.age_s(other.mtime_s) > STALE_S:
+            with suppress(OSError):
+                os.unlink(other.path)
+    if not look.entries and not look.others:
+        remove_if_empty(look.path, clock)
+
+
+def remove_if_empty(path: str, clock: StoreClock) -> None:
+    """Remove a directory in which nothing has changed for some time, unless something is in it."""
+    with suppress(OSError):
+        if clock.age_s(os.stat(path).st_mtime) > STALE_S:
+            os.rmdir(path)

@@ -21,8 +21,9 @@ from anbar.adapters.store.valkey.names import Names, scope_pattern
 from anbar.adapters.store.valkey.nodes import Nodes
 from anbar.adapters.store.valkey.purge import purge
 from anbar.adapters.store.valkey.watch import Watch
-from anbar.adapters.store.valkey.wire import Login, Node, dial
+from anbar.adapters.store.valkey.wire import Login, Node, Refused, dial
 from anbar.core.clock import Clock
+from anbar.core.errors import StoreError
 from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 
 _DIAL_THREADS = 8
@@ -72,6 +73,11 @@ class ValkeyStore:
         version, a server that would fill up and never evict. A server that cannot be reached now is a
         warning: calls are ERROR until it can be.
         """
+        if self._config.login.tls is not None:
+            try:
+                self._config.login.tls.check()
+            except Refused as error:
+                raise StoreError(str(error)) from error
         self._runner.start()
         self._is_open = True
         try:

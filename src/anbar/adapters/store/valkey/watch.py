@@ -54,10 +54,14 @@ class Watch:
                 self._look_at(node)
             except Refused as error:
                 raise StoreError(f"the store at {node} cannot be used: {error}") from error
+            except ProtocolError as error:
+                what = "does not speak the protocol of Valkey and Redis"
+                raise StoreError(
+                    f"the store at {node} cannot be used: what answers there {what}: {error}"
+                ) from error
             except FAILURES as error:
-                self._nodes.complain(
-                    node, f"it cannot be reached now, and counts as a miss until it can be: {error}"
-                )
+                self._nodes.failed(node, error)
+                self._nodes.advise(node, "not usable now; until it is, its entries count as missing")
 
     def start(self) -> None:
         """Start the thread; a daemon, since it may wait for an answer when the process ends."""
@@ -88,7 +92,8 @@ class Watch:
             if now_s >= look_s:
                 look_s = now_s + _LOOK_S
                 self._measure()
-                self._subscribe()
+                self._ping()
+            self._subscribe()
             self._listen(_TURN_S)
         for wire in self._ears.values():
             self._nodes.drop(wire)
@@ -136,18 +141,23 @@ class Watch:
         return reply
 
     def _subscribe(self) -> None:
-        """Listen to every primary. Those listened to already must answer, or are connected to anew later."""
+        """Listen to every primary that is not listened to yet."""
         primaries = self._nodes.primaries()
         for node in [node for node in self._ears if node not in primaries]:
-            self._nodes.drop(self._ears.pop(node))
+            self._deaf(node)
         deadline_s = time.monotonic() + _PATIENCE_S
-        for node in primaries:
-            wire = self._ears.get(node)
+        for node in [node for node in primaries if node not in self._ears]:
             try:
-                if wire is None:
-                    wire = self._nodes.take(node, deadline_s)
-                    self._ears[node] = wire
-                    wire.send([(b"SUBSCRIBE", *self._channels)], deadline_s)
+                self._ears[node] = self._nodes.take(node, deadline_s)
+                self._ears[node].send([(b"SUBSCRIBE", *self._channels)], deadline_s)
+            except FAILURES:
+                self._deaf(node)
+
+    def _ping(self) -> None:
+        """Find out whether connections that are silent still stand."""
+        for node, wire in list(self._ears.items()):
+            deadline_s = time.monotonic() + _PATIENCE_S
+            try:
                 wire.send([(b"PING",)], deadline_s)
                 while not self._hear(wire, deadline_s):
                     pass

@@ -44,6 +44,18 @@ class Tls:
     """Whether the certificate must name the host. Some managed clusters name their nodes by addresses that
     their certificates do not hold."""
 
+    def check(self) -> None:
+        """Raises Refused when a file cannot be used."""
+        try:
+            context = ssl.create_default_context()
+            if self.ca_file is not None:
+                context.load_verify_locations(self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as error:  # ssl.SSLError is one
+            files = ", ".join(str(file) for file in (self.ca_file, self.cert_file, self.key_file) if file)
+            raise Refused(f"TLS: {files}: {error.strerror or error}") from error
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -140,9 +152,9 @@ def dial(node: Node, login: Login) -> Wire:
     except ConfigError as error:
         raise Refused(str(error)) from error
     except ProtocolError as error:
-        raise Refused(f"it does not speak the protocol of Valkey and Redis: {error}") from error
+        raise Refused(f"what answers there does not speak the protocol: {error}") from error
     except valkey.TimeoutError as error:
-        raise TimeoutError("no answer while connecting") from error
+        raise TimeoutError(f"no answer while connecting{', with TLS' if login.tls else ''}") from error
     except valkey.ConnectionError as error:
         if isinstance(error.__context__, ssl.SSLError):
             raise Refused(f"TLS: {error.__context__.reason or error.__context__}") from error

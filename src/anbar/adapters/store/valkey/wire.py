@@ -156,7 +156,7 @@ def dial(node: Node, login: Login) -> Wire:
     except valkey.TimeoutError as error:
         raise TimeoutError(f"no answer while connecting{', with TLS' if login.tls else ''}") from error
     except valkey.ConnectionError as error:
-        if isinstance(error.__context__, ssl.SSLError):
+        if isinstance(error.__context__, ssl.SSLError) and not isinstance(error.__context__, _CUT_OFF):
             raise Refused(f"TLS: {error.__context__.reason or error.__context__}") from error
         raise ConnectionError(str(error)) from error
     except (valkey.ValkeyError, ssl.SSLError) as error:
@@ -182,6 +182,9 @@ def pieces(requests: Iterable[Request]) -> Iterable[bytes | memoryview]:
             short.append(b"\r\n")
     yield b"".join(short)
 
+
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""A connection that ended while it was being secured says nothing of the settings."""
 
 _LARGE_BYTES = 16 * 1024
 """What copying costs as much as another call of the kernel."""

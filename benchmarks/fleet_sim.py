@@ -27,9 +27,9 @@ from anbar.apps.router.caches import Caches
 from anbar.apps.router.engine import Engine, EngineFacts, Fleet, KvFollowing
 from anbar.apps.router.health import Health
 from anbar.apps.router.load import Plan, Share
-from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.core.events import BlocksRemoved, BlocksStored, KvBatch, KvEvent, Tier
 from anbar.core.ids import EngineHash, EngineId, RequestId
+from anbar.core.prefill_learner import PREFILL_PRIOR
 from anbar.core.request import RouteQuery
 from anbar.route import CostGroup, EngineProfile, Policy, PrefixIndex, Sight
 from anbar.route.placements import Placement, Placements

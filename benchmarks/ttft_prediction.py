@@ -36,12 +36,12 @@ from anbar.apps.calibrate.prompts import TEXT
 from anbar.apps.calibrate.target import Ask, Timeline
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.router.load import EngineLoad, Plan, Share
-from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.core.clock import ManualClock
 from anbar.core.cost import CopyCost, EngineCost, PrefillCost, PrefillWork, TokenCurve
 from anbar.core.cost_file import CostFile, EngineType, Measured
 from anbar.core.cost_prior import prefill_prior
 from anbar.core.fleet import Prediction, PrefixMatch
+from anbar.core.prefill_learner import PREFILL_PRIOR
 from anbar.route import CostGroup
 from anbar.sim.engine.shape import EngineShape
 from benchmarks.report import RESULTS, Report

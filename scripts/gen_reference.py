@@ -33,7 +33,7 @@ from anbar.config.valkey import ValkeyStoreConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
-from anbar.tier.tally import Series
+from anbar.tier.tally import COUNTERS, GAUGES, Series
 
 PAGES = Path(__file__).resolve().parents[1] / "docs/reference"
 
@@ -135,6 +135,8 @@ def metrics() -> str:
         "|---|---|",
     ]
     parts += [f"| `{series.value}_total` | {meaning_of(series)} |" for series in Series]
+    parts += [f"| `{name}_total` | {text} |" for name, text in COUNTERS.items()]
+    parts += [f"| `{name}` | {text} |" for name, text in GAUGES.items()]
     return "\n".join(parts) + "\n"
 
 

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.kv_offload.base import (
     OffloadingKVEventsConfig,
     OffloadKey,
@@ -33,6 +34,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from anbar.adapters.vllm.fingerprint import digest_of, identity
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
+from anbar.adapters.vllm.step_work import step_work
 from anbar.adapters.vllm.store_calls import Timeouts
 from anbar.config.stores import StoreConfig, store_settings
 from anbar.core.clock import ManualClock
@@ -40,7 +42,7 @@ from anbar.core.errors import AnbarError
 from anbar.testing.memory_store import MemoryStore
 from anbar.tier.store import Outcome
 
-ROWS, ROW_BYTES = 16, 64
+ROWS, ROW_BYTES, CHUNK_TOKENS = 16, 64, 32
 STEP = ScheduleEndContext((), ())
 
 
@@ -51,7 +53,12 @@ class Rig:
         self.store = MemoryStore("mem")
         self.clock = ManualClock()
         self.rows = np.zeros((ROWS, ROW_BYTES), dtype=np.int8)
-        spec = SimpleNamespace(kv_events_config=OffloadingKVEventsConfig(True, False))
+        groups = (OffloadingGroupConfig(CHUNK_TOKENS, ("layers.0",), 0),)
+        spec = SimpleNamespace(
+            kv_events_config=OffloadingKVEventsConfig(True, False),
+            config=SimpleNamespace(groups=groups),
+            blocks_per_chunk=1,
+        )
         self.tier = SharedTier(
             spec,
             memoryview(self.rows),
@@ -104,7 +111,7 @@ class Rig:
             ":".join((name, *labels[1:])): value
             for name, samples in data.items()
             for labels, value in samples.items()
-            if "seconds" not in name
+            if not name.endswith("seconds")
         }
 
 
@@ -182,7 +189,7 @@ def outage(rig: Rig) -> object:
 
 def full(rig: Rig) -> object:
     """A store that is full, and one that raises: jobs end, nothing raises."""
-    context = rig.request("r")
+    context = rig.request("r", {"anbar": {"v": 1, "store": "always"}})
     rig.store.outcome = Outcome.FULL
     one = rig.run([key(1)], [1], context, load=False).success
     rig.store.outcome, rig.store.raises = None, RuntimeError("defect")
@@ -200,6 +207,60 @@ def wishes(rig: Rig) -> object:
         seen.append(rig.lookup(key(1), rig.request(f"b{number}", {"anbar": field}))[-1])
     never = rig.run([key(2)], [2], rig.request("c", {"anbar": {"v": 1, "store": "never"}}), load=False)
     return [seen, never.success, rig.store.stats().num_entries]
+
+
+def pressure(rig: Rig) -> object:
+    """A full store: of what is offered next the beginning of the prompt is stored and the rest is not, until
+    it is offered again, or nothing has pressed for a while."""
+    context = rig.request("r")
+    for number, end in ((1, CHUNK_TOKENS), (2, 4096), (3, 8192)):
+        context.set_offload_key_position(key(number), end)
+    rig.store.outcome = Outcome.FULL
+    rig.run([key(9)], [1], context, load=False)
+    rig.store.outcome = None
+    numbers = []
+    for keys in ([key(1), key(2)], [key(2)]):
+        rig.run(keys, [1, 2][: len(keys)], context, load=False)
+        numbers.append(rig.store.stats().num_entries)
+    stats = rig.stats()
+    rig.clock.advance(60.0)
+    rig.run([key(3)], [3], context, load=False)
+    return [*numbers, rig.store.stats().num_entries, stats, rig.stats()["anbar_tier_reuse_filter"]]
+
+
+def break_even(rig: Rig) -> object:
+    """Loads teach what they take; then two requests that say what computing costs find the same three
+    chunks."""
+    keys = [key(n) for n in (1, 2, 3)]
+
+    def request(name: str, s_per_token: float) -> ReqContext:
+        context = rig.request(name, {"anbar": {"v": 1, "prefill_s_per_token": s_per_token}})
+        for index, one in enumerate(keys):
+            context.set_offload_key_position(one, CHUNK_TOKENS * (index + 1))
+        return context
+
+    def found(context: ReqContext) -> list[str]:
+        """As vLLM asks: all of the prompt's keys in a step."""
+        for one in keys:
+            rig.tier.lookup(one, context)
+        return ["RETRY", rig.lookup(keys[0], context)[-1]]
+
+    rig.run(keys, [1, 2, 3], request("r", 1.0), load=False)
+    for number in range(5):
+        rig.run(keys, [4, 5, 6], request(f"t{number}", 1.0), load=True)
+    return [found(request("fast", 1e-12)), found(request("slow", 1.0)), rig.stats()]
+
+
+def steps(rig: Rig) -> object:
+    """What is read of a step that vLLM's scheduler has planned."""
+    new = NewRequestData("p", list(range(128)), [], None, None, ([],), 32, None)
+    cached = CachedRequestData.make_empty()
+    cached.req_ids, cached.num_computed_tokens = ["a", "b"], [10, 20]
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs, output.scheduled_cached_reqs = [new], cached
+    output.num_scheduled_tokens, output.total_num_scheduled_tokens = {"p": 96, "a": 1, "b": 1}, 98
+    work, num_decoding = step_work(output)
+    return [work.tokens, work.pairs, num_decoding]
 
 
 def metrics(rig: Rig) -> object:
@@ -281,7 +342,8 @@ def adapters(rig: Rig) -> object:
 
 
 SCENARIOS: list[Callable[[Rig], object]] = [
-    round_trip, failed_load, order, worth, outage, full, wishes, metrics, fingerprints, adapters,
+    round_trip, failed_load, order, worth, outage, full, wishes, pressure, break_even, steps, metrics,
+    fingerprints, adapters,
 ]  # fmt: skip
 
 

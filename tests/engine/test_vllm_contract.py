@@ -120,6 +120,18 @@ def test_fields(facts: dict[str, Any], name: str, fields: str) -> None:
             {"model_config", "cache_config", "attention_config", "speculative_config", "lora_config"},
         ),
         ("ModelConfig", {"model", "dtype", "hf_config", "quantization", "revision"}),
+        ("NewRequestData", {"req_id", "num_computed_tokens"}),
+        ("CachedRequestData", {"req_ids", "num_computed_tokens"}),
+        (
+            "SchedulerOutput",
+            {
+                "num_scheduled_tokens",
+                "total_num_scheduled_tokens",
+                "scheduled_new_reqs",
+                "scheduled_cached_reqs",
+                "scheduled_spec_decode_tokens",
+            },
+        ),
     ],
 )
 def test_fields_of_large_classes(facts: dict[str, Any], name: str, needed: set[str]) -> None:
@@ -169,6 +181,8 @@ def test_the_tier_interface(facts: dict[str, Any]) -> None:
     ("name", "needed"),
     [
         ("SharedOffloadRegion", {"_creator", "fd", "mmap_path"}),
+        ("OffloadingConnectorScheduler", {"manager"}),
+        ("TieringOffloadingManager", {"secondary_tiers"}),
         (
             "TieringOffloadingSpec",
             {
@@ -195,6 +209,8 @@ def test_attributes(facts: dict[str, Any], name: str, needed: set[str]) -> None:
             "increase_counter",
             ["counter_name", "counter_increase_value", "labelvalues"],
         ),
+        ("OffloadingConnector", "build_connector_meta", ["scheduler_output"]),
+        ("OffloadingConnector", "update_connector_output", ["connector_output"]),
         ("ReqContext", "get_offload_key_position", ["key"]),
         ("TieringOffloadingSpec", "get_manager", []),
         ("TieringOffloadingSpec", "get_worker", ["kv_caches"]),
@@ -255,6 +271,32 @@ def test_a_full_or_defective_store_only_fails_jobs(driven: dict[str, Any]) -> No
 def test_wishes_are_honoured(driven: dict[str, Any]) -> None:
     """The same scope hits, others and unreadable wishes miss; "never" stores nothing."""
     assert driven["wishes"] == [["HIT", "MISS", "MISS", "MISS", "MISS"], True, 1]
+
+
+def test_a_full_store_gets_what_is_used_again(driven: dict[str, Any]) -> None:
+    """The beginning of a prompt, then what was offered twice, and everything again when nothing presses; told
+    by metrics."""
+    *numbers, stats, engaged_later = driven["pressure"]
+    assert numbers == [1, 2, 3]
+    assert stats["anbar_tier_filtered_stores:full"] == stats["anbar_tier_stores:filtered"] == 1
+    assert stats["anbar_tier_reuse_filter_engaged:full"] == stats["anbar_tier_reuse_filter"] == 1
+    assert engaged_later == 0
+
+
+def test_only_what_pays_is_loaded(driven: dict[str, Any]) -> None:
+    """Three chunks are in the store, and loads have shown what they take. For an engine that computes a token
+    in a picosecond they are a miss at once and told as skipped; for one that takes a second they are loaded;
+    and the metrics of both ways are there."""
+    skipped, loaded, stats = driven["break_even"]
+    assert (skipped, loaded) == (["RETRY", "MISS"], ["RETRY", "HIT"])
+    assert stats["anbar_tier_lookups:skipped_by_break_even"] == 3
+    assert stats["anbar_tier_decisions:skip"] == stats["anbar_tier_decisions:load"] == 1
+    assert stats["anbar_tier_load_bytes_per_second"] > 0
+
+
+def test_steps_are_read(driven: dict[str, Any]) -> None:
+    """vLLM's own description of a step: 96 tokens of one prompt behind 32, and two answers."""
+    assert driven["steps"] == [96, 128**2 - 32**2, 2]
 
 
 def test_fingerprints_differ_in_every_field(driven: dict[str, Any]) -> None:

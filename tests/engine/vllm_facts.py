@@ -31,6 +31,7 @@ CLASSES = {
         "OffloadingWorker",
         "ReqContext",
         "RequestOffloadingContext",
+        "ScheduleEndContext",
         "TransferResult",
     ],
     "vllm.v1.kv_offload.config": [
@@ -46,6 +47,9 @@ CLASSES = {
     "vllm.v1.kv_offload.tiering.spec": ["TieringOffloadingSpec"],
     "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics": ["OffloadingConnectorStats"],
     "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector": ["OffloadingConnector"],
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler": ["OffloadingConnectorScheduler"],
+    "vllm.v1.kv_offload.tiering.manager": ["TieringOffloadingManager"],
+    "vllm.v1.core.sched.output": ["CachedRequestData", "NewRequestData", "SchedulerOutput"],
     "vllm.distributed.kv_events": ["BlockRemoved", "BlockStored"],
     "vllm.config": ["ModelConfig", "VllmConfig"],
 }

@@ -14,7 +14,7 @@ import msgspec
 
 from anbar.core.cost import NO_WORK, LoadCost, PrefillCost, PrefillWork
 from anbar.core.events import Tier
-from anbar.route.learn import HALF_LIFE, PrefillGroup, PrefillLearner, PrefillSample
+from anbar.core.prefill_learner import HALF_LIFE, PrefillGroup, PrefillLearner, PrefillSample
 from anbar.route.predict import LOAD_RATIO
 
 NO_LOADS: Mapping[Tier, LoadCost] = MappingProxyType({})

@@ -8,6 +8,11 @@ to the store in a batch at the end of the step, and answered RETRY meanwhile. Pr
   ask the store again;
 - once a load failed for a request, that request gets MISS for the key for ever, so it cannot loop;
 - a key that was loaded twice for a request and evicted from host RAM before use both times is given up.
+
+What is there is not always worth loading. All of a prompt's keys are asked for in one step, so when their
+answers are there it is known how long a run of chunks the store holds, and `tier.admission` decides about the
+whole of it: it is answered HIT, or MISS as if nothing were there. Until then a key that is there is RETRY, no
+longer than a key behind it may still be found.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +20,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from anbar.core.clock import Clock
+from anbar.tier.admission import Admission, Decision
 from anbar.tier.breaker import Breaker
+from anbar.tier.found import FoundRun
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.tally import Series, Tally
 from anbar.tier.wish import Wish
@@ -59,19 +66,31 @@ class _Request:
     """When the store last said of such a key that it is not there."""
     since_s: float | None = None
     """When the request asked its first question."""
+    found: FoundRun | None = None
+    """None: what is there is loaded."""
 
 
 class Lookups:
     """Owned by the scheduler's thread."""
 
     def __init__(
-        self, clock: Clock, breaker: Breaker, tally: Tally, *, timeout_s: float, batch_keys: int = 256
+        self,
+        clock: Clock,
+        breaker: Breaker,
+        tally: Tally,
+        *,
+        timeout_s: float,
+        batch_keys: int = 256,
+        admission: Admission | None = None,
     ) -> None:
+        """`admission` None: whatever is there is loaded."""
         self._clock = clock
         self._breaker = breaker
         self._tally = tally
         self._timeout_s = timeout_s
         self._batch_keys = batch_keys
+        self._admission = admission
+        self._step = 0
         self._requests: dict[str, _Request] = {}
         self._waiting: dict[tuple[Scope, bytes], set[str]] = {}
         """Who waits for a key, from its first question until the store's answer."""
@@ -80,7 +99,20 @@ class Lookups:
     def open(self, request: str, wish: Wish) -> None:
         """A request may ask from now on; what an earlier one of the same name asked is forgotten."""
         self.close(request)
-        self._requests[request] = _Request(wish)
+        is_weighed = self._admission is not None and not wish.expect_tokens
+        self._requests[request] = _Request(wish, found=FoundRun() if is_weighed else None)
+
+    def reconsider(self, request: str) -> None:
+        """A request begins anew: what is there of its prefix may be longer, or worth more."""
+        state = self._requests.get(request)
+        if state is not None and state.found is not None:
+            state.found = FoundRun()
+
+    def decision(self, request: str) -> Decision:
+        """Why what is there is loaded for a request."""
+        state = self._requests.get(request)
+        found = state.found if state is not None else None
+        return (found.decision if found is not None else None) or Decision.UNWEIGHED
 
     def close(self, request: str) -> None:
         """A request asks no more; what the store still answers for it is ignored."""
@@ -92,15 +124,17 @@ class Lookups:
             if waiters is not None:
                 waiters.discard(request)
 
-    def answer(self, request: str, key: bytes, end_token: int | None = None) -> Answer:
+    def answer(self, request: str, key: bytes, end_token: int | None = None, chunk_tokens: int = 0) -> Answer:
         """HIT, MISS or RETRY, at once. `end_token`: of the prompt's tokens, how many the key and those before
-        it stand for."""
+        it stand for; `chunk_tokens`: how many the key alone."""
         state = self._requests.get(request)
         if state is None or state.wish.bypass:
             return Answer.MISS
+        if state.found is not None and end_token is not None:
+            state.found.place(key, end_token, self._step)
         known = state.answers.get(key)
         if known is Answer.HIT:
-            return self._hit(state, key)
+            return self._hit(state, key, chunk_tokens)
         if known is not None:
             return known
         if self._breaker.is_open():
@@ -112,7 +146,7 @@ class Lookups:
         if asked_s is None:
             self._ask(request, state, key, now_s)
             return Answer.RETRY
-        if now_s - self._since_s(state, key, asked_s) < self._bound_s(state):
+        if not self._is_late(state, key):
             if now_s - state.missing_s.get(key, now_s) >= ASK_AGAIN_S:
                 self._ask(request, state, key, now_s)
             return Answer.RETRY
@@ -121,6 +155,7 @@ class Lookups:
 
     def take_questions(self) -> list[Question]:
         """What was asked since the last call and someone still waits for; call once at the end of a step."""
+        self._step += 1
         unsent, self._unsent = self._unsent, {}
         questions: list[Question] = []
         for scope, keys in unsent.items():
@@ -165,11 +200,33 @@ class Lookups:
             state.given_up.update(keys)
             state.answers.update(dict.fromkeys(state.given_up, Answer.MISS))
 
-    def _hit(self, state: _Request, key: bytes) -> Answer:
-        if state.loads.get(key, 0) < MAX_LOADS:
+    def _hit(self, state: _Request, key: bytes, chunk_tokens: int) -> Answer:
+        if state.loads.get(key, 0) >= MAX_LOADS:
+            state.given_up.add(key)
+            return self._resolve(state, key, Answer.MISS, "spent")
+        found = state.found
+        if found is None or (found.decision is None and key not in found.places):
             return Answer.HIT
-        state.given_up.add(key)
-        return self._resolve(state, key, Answer.MISS, "spent")
+        if found.decision is None:
+            self._weigh(state, found, key, chunk_tokens)
+        if found.decision is None:
+            return Answer.RETRY
+        return Answer.HIT if found.decision.loads else Answer.MISS
+
+    def _weigh(self, state: _Request, found: FoundRun, key: bytes, chunk_tokens: int) -> None:
+        assert self._admission is not None
+        end = found.extend(state.answers, Answer.HIT)
+        if end is None:  # all that were asked for are there; there may be more to ask for in this step
+            is_whole = found.step < self._step
+        else:
+            is_whole = end in state.answers or self._is_late(state, end)
+        if found.places[key] >= found.length:
+            found.decision = Decision.UNWEIGHED if is_whole else None
+        elif found.is_new() or is_whole:
+            run = found.run(chunk_tokens)
+            found.decision = self._admission.decide(run, state.wish.prefill, is_whole=is_whole)
+            if found.decision is Decision.SKIP:
+                self._tally.add(Series.LOOKUPS, "skipped_by_break_even", found.length)
 
     def _ask(self, request: str, state: _Request, key: bytes, now_s: float) -> None:
         scope = state.wish.scope
@@ -189,13 +246,12 @@ class Lookups:
         self._tally.add(Series.LOOKUPS, label)
         return answer
 
-    @staticmethod
-    def _since_s(state: _Request, key: bytes, asked_s: float) -> float:
-        """From when on a key's delay counts; that of expected ones all together."""
-        return state.since_s if state.since_s is not None and key in state.expected else asked_s
-
-    def _bound_s(self, state: _Request) -> float:
-        return self._timeout_s if state.wish.wait_s is None else state.wish.wait_s
+    def _is_late(self, state: _Request, key: bytes) -> bool:
+        """Whether a key that was asked for has been waited for long enough. The delay of expected ones counts
+        all together."""
+        since_s = state.since_s if key in state.expected else None
+        bound_s = self._timeout_s if state.wish.wait_s is None else state.wish.wait_s
+        return self._clock.now_s() - (state.asked_s[key] if since_s is None else since_s) >= bound_s
 
     def _is_wanted(self, scope: Scope, key: bytes) -> bool:
         if self._waiting[scope, key]:

@@ -118,13 +118,25 @@ class Transfers:
         """Jobs with a call that has not been settled."""
         return len(self._running)
 
-    def store(self, job: Job, *, wanted: bool) -> list[Call]:
-        """Calls to make for a store, prefix first; keys that are refused are acknowledged without writing."""
+    def pinned(self, direction: Direction) -> int:
+        """Rows of calls that have not been settled."""
+        return self._pinned[direction]
+
+    @property
+    def store_share(self) -> float:
+        """Of the rows that unfinished stores may pin, how much they do."""
+        return self._pinned[Direction.STORE] / self._config.max_store_rows
+
+    def store(self, job: Job, *, wanted: bool, kept: Sequence[int] | None = None) -> list[Call]:
+        """Calls to make for a store, prefix first; keys that are refused are acknowledged without writing.
+        `kept`: the places of the keys that are worth it; None: all."""
         if not wanted:
             self._tally.add(Series.STORES, "unwanted", len(job.keys))
             return self._start(job, Direction.STORE, [])
-        fresh = [i for i, key in enumerate(job.keys) if (job.scope, key) not in self._storing]
-        self._tally.add(Series.STORES, "merged", len(job.keys) - len(fresh))
+        offered = range(len(job.keys)) if kept is None else kept
+        self._tally.add(Series.STORES, "filtered", len(job.keys) - len(offered))
+        fresh = [i for i in offered if (job.scope, job.keys[i]) not in self._storing]
+        self._tally.add(Series.STORES, "merged", len(offered) - len(fresh))
         admitted, refusal = self._admit(Direction.STORE, fresh, self._config.max_store_rows)
         self._tally.add(Series.STORES, refusal, len(fresh) - len(admitted))
         self._storing.update((job.scope, job.keys[i]) for i in admitted)

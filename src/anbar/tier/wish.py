@@ -6,7 +6,9 @@ request out of the shared tier altogether (it is computed, and served from devic
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeGuard
 
+from anbar.core.cost import PrefillCost
 from anbar.tier.store import Scope
 
 VERSION = 1
@@ -14,6 +16,8 @@ MAX_SCOPE_CHARS = 256
 MAX_WAIT_MS = 60_000
 MAX_EXPECT_TOKENS = 1 << 24
 """More than any model's context."""
+MAX_S_PER_TOKEN = 100.0
+"""Slower than any engine."""
 
 
 class Storing(Enum):
@@ -28,14 +32,15 @@ class Storing(Enum):
 class Wish:
     """`scope` names the sharing group; `wait_s` bounds how long lookups may delay the request (None: the
     tier's own bound); `expect_tokens`: another engine is storing so many of the prompt's first tokens just
-    now, so what of them is missing is asked for again until then; `bypass` keeps the request out of the
-    shared tier."""
+    now, so what of them is missing is asked for again until then; `prefill`: what its tokens cost to compute,
+    None: as the tier has found; `bypass` keeps the request out of the shared tier."""
 
     scope: Scope = ""
     storing: Storing = Storing.AUTO
     wait_s: float | None = None
     expect_tokens: int = 0
     bypass: bool = False
+    prefill: PrefillCost | None = None
 
     @property
     def may_store(self) -> bool:
@@ -57,7 +62,13 @@ def parse(params: object) -> Wish:
     if not isinstance(scope, str) or len(scope) > MAX_SCOPE_CHARS or not _encodable(scope):
         return BYPASS
     storing = _storing(fields.get("store", "auto"))
-    return Wish(scope, storing, _wait_s(fields.get("wait_ms")), _expected(fields.get("expect_tokens")))
+    return Wish(
+        scope,
+        storing,
+        _wait_s(fields.get("wait_ms")),
+        _expected(fields.get("expect_tokens")),
+        prefill=_prefill(fields.get("prefill_s_per_token"), fields.get("prefill_s_per_token2", 0.0)),
+    )
 
 
 def _storing(value: object) -> Storing:
@@ -76,6 +87,19 @@ def _wait_s(value: object) -> float | None:
 def _expected(value: object) -> int:
     """Whoever expects something that cannot be read waits for nothing."""
     return value if isinstance(value, int) and _is_int(value) and 0 <= value <= MAX_EXPECT_TOKENS else 0
+
+
+def _prefill(linear: object, quadratic: object) -> PrefillCost | None:
+    """Whoever says something senseless has said nothing."""
+    if not (_is_number(linear) and _is_number(quadratic)):
+        return None
+    if not (0 < linear <= MAX_S_PER_TOKEN and 0 <= quadratic <= MAX_S_PER_TOKEN):
+        return None
+    return PrefillCost(float(linear), float(quadratic))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_int(value: object) -> bool:

@@ -27,7 +27,6 @@ from anbar.apps.router.health import Health
 from anbar.apps.router.idempotency import Idempotency, IdempotencyConfig
 from anbar.apps.router.kv import KvFeed
 from anbar.apps.router.naming import Naming
-from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.apps.router.prompts import Prompts
 from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.self_check import SelfCheck
@@ -40,6 +39,7 @@ from anbar.core.errors import NoEngine
 from anbar.core.fleet import EngineState, EngineView, Prediction, PrefixMatch, Route
 from anbar.core.ids import EngineId
 from anbar.core.outcome import Event, RequestFinished
+from anbar.core.prefill_learner import PREFILL_PRIOR
 from anbar.core.request import RouteQuery
 from anbar.route import CostGroup, Placements, PrefixIndex, Sight
 from anbar.route.admission import AdmissionConfig

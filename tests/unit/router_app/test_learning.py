@@ -19,11 +19,11 @@ from scripted import (
 from tests.waiting import until
 
 from anbar.apps.router.load import by_reported_times
-from anbar.apps.router.priors import PREFILL_PRIOR
 from anbar.core.cost import PrefillWork
 from anbar.core.events import Tier
 from anbar.core.ids import RequestId
 from anbar.core.outcome import RequestFacts
+from anbar.core.prefill_learner import PREFILL_PRIOR
 from anbar.route.costs import Finished
 
 EVENTS = (

@@ -9,12 +9,13 @@ import pytest
 from anbar.apps.calibrate.files import write_cost_file
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
 from anbar.apps.router.cost_page import cost_gauges, costs_page
-from anbar.apps.router.priors import PREFILL_PRIOR, Priors
+from anbar.apps.router.priors import Priors
 from anbar.core.cost import EngineCost, PrefillWork, TokenCurve
 from anbar.core.cost_file import CostFile, EngineType, Measured
 from anbar.core.cost_prior import prefill_prior
 from anbar.core.errors import ConfigError
 from anbar.core.events import Tier
+from anbar.core.prefill_learner import PREFILL_PRIOR
 from anbar.route.costs import Finished
 
 KIND = EngineType("m", "d", "bfloat16", "0.32.0", 16, KV_BYTES_PER_TOKEN, 8192)

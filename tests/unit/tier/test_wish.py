@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anbar.core.cost import PrefillCost
 from anbar.tier.wish import BYPASS, DEFAULT, Storing, Wish, parse
 
 json_values = st.recursive(
@@ -19,6 +20,8 @@ fields = st.fixed_dictionaries(
         "store": json_values,
         "wait_ms": json_values,
         "expect_tokens": json_values,
+        "prefill_s_per_token": json_values,
+        "prefill_s_per_token2": json_values,
     },
 )
 
@@ -60,6 +63,32 @@ def test_what_cannot_be_read_stays_out_of_the_store(anbar: object) -> None:
 def test_a_senseless_wait_is_ignored(wait_ms: object) -> None:
     """The tier's own bound holds."""
     assert parse({"anbar": {"v": 1, "wait_ms": wait_ms}}).wait_s is None
+
+
+def test_what_prefill_costs() -> None:
+    """The request may say what its tokens cost to compute; the quadratic part may be left out."""
+    told = {"v": 1, "prefill_s_per_token": 1e-4, "prefill_s_per_token2": 2e-9}
+    assert parse({"anbar": told}).prefill == PrefillCost(1e-4, 2e-9)
+    assert parse({"anbar": {"v": 1, "prefill_s_per_token": 1}}).prefill == PrefillCost(1.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prefill_s_per_token": 0},
+        {"prefill_s_per_token": -1e-4},
+        {"prefill_s_per_token": True},
+        {"prefill_s_per_token": "1e-4"},
+        {"prefill_s_per_token": float("nan")},
+        {"prefill_s_per_token": float("inf")},
+        {"prefill_s_per_token": 10**400},
+        {"prefill_s_per_token2": 1e-9},
+        {"prefill_s_per_token": 1e-4, "prefill_s_per_token2": -1},
+    ],
+)
+def test_senseless_costs_are_ignored(fields: dict[str, object]) -> None:
+    """What the tier has learned holds."""
+    assert parse({"anbar": {"v": 1, **fields}}).prefill is None
 
 
 @pytest.mark.parametrize("store", ["sometimes", 1, None, [], {}])

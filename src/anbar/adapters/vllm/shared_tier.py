@@ -6,7 +6,7 @@ blocks (but `drain_jobs` and `shutdown`, which vLLM means to block), none raises
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -32,11 +32,35 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import Clock
 from anbar.tier import wish
+from anbar.tier.admission import Admission, Run
 from anbar.tier.breaker import Breaker, BreakerState
 from anbar.tier.eviction import chain_saves_s
+from anbar.tier.found import GROUP_BYTES
+from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
-from anbar.tier.store import Store, StoreStats
-from anbar.tier.tally import Series, Tally
+from anbar.tier.pressure import Pressure
+from anbar.tier.reuse import ReuseSketch
+from anbar.tier.step_times import StepTimes
+from anbar.tier.store import Outcome, Store, StoreStats
+from anbar.tier.store_gate import StoreGate
+from anbar.tier.tally import (
+    BREAKER_OPENED,
+    BREAKER_STATE,
+    CAPACITY_BYTES,
+    COUNTERS,
+    DEFECTS,
+    EVICTED,
+    GAUGES,
+    LOAD_BANDWIDTH,
+    LOAD_LATENCY,
+    PREFILL,
+    PREFILL2,
+    REUSE_FILTER,
+    USED_BYTES,
+    WRITABLE,
+    Series,
+    Tally,
+)
 from anbar.tier.transfers import CALL_BYTES, Direction, Finished, Job, TransferConfig, Transfers
 
 # Below vLLM's logger, so that lines appear in the engine's log.
@@ -47,19 +71,6 @@ _ANSWERS = {
     Answer.MISS: LookupResult.MISS,
     Answer.RETRY: LookupResult.RETRY,
 }
-_LABEL = {
-    Series.LOOKUPS: "result",
-    Series.LOADS: "result",
-    Series.STORES: "result",
-    Series.BYTES: "direction",
-    Series.SECONDS: "operation",
-}
-_BREAKER_STATE = "anbar_tier_breaker_state"
-_BREAKER_OPENED = "anbar_tier_breaker_opened"
-_DEFECTS = "anbar_tier_defects"
-_USED_BYTES = "anbar_tier_used_bytes"
-_CAPACITY_BYTES = "anbar_tier_capacity_bytes"
-_WRITABLE = "anbar_tier_store_writable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +109,9 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._breaker_seen = BreakerState.CLOSED
         self._tally = Tally()
         self._num_defects = 0
+        self._num_evicted = 0
         self._store_stats = StoreStats(None, None, None)
         self._events: list[OffloadingEvent] = []
-        self._lookups = Lookups(clock, self._breaker, self._tally, timeout_s=options.timeouts.lookup_s)
         num_rows, row_bytes = len(primary_kv_view), self.block_size_bytes
         self._transfers = Transfers(
             clock,
@@ -113,6 +124,27 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
                 rows_per_call=max(1, CALL_BYTES // row_bytes),
             ),
         )
+        self.steps = StepTimes(clock)
+        """To be told of each step of the engine."""
+        self._admission = Admission(
+            LoadSpeed(clock),
+            self.steps,
+            self._tally,
+            lambda: self._transfers.pinned(Direction.LOAD),
+            row_bytes,
+        )
+        self._lookups = Lookups(
+            clock,
+            self._breaker,
+            self._tally,
+            timeout_s=options.timeouts.lookup_s,
+            admission=self._admission,
+        )
+        self._gate = StoreGate(Pressure(clock), ReuseSketch(), self._tally)
+        self._chunk_tokens: dict[int, int] = {
+            group.group_id: group.tokens_per_block * offloading_spec.blocks_per_chunk
+            for group in offloading_spec.config.groups
+        }
         self._calls = StoreCalls(store, self._breaker, self._row, options.timeouts)
         self._calls.start(options.threads_per_lane)
 
@@ -126,18 +158,30 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         position = req_context.get_offload_key_position(key)
-        return _ANSWERS[self._lookups.answer(req_context.req_id, key, position)]
+        answer = self._lookups.answer(req_context.req_id, key, position, self._tokens(key))
+        return _ANSWERS[answer]
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         request_wish = self._wish(job_metadata)
         job = self._job(job_metadata, request_wish)
         job = replace(job, saves_s=_saves_s(job, job_metadata.req_context))
-        for call in self._transfers.store(job, wanted=request_wish.may_store):
+        kept: Sequence[int] = ()
+        if request_wish.may_store:
+            ends = [job_metadata.req_context.get_offload_key_position(key) for key in job.keys]
+            always = request_wish.storing is wish.Storing.ALWAYS
+            kept = self._gate.admit(job.scope, job.keys, ends, always=always)
+        for call in self._transfers.store(job, wanted=request_wish.may_store, kept=kept):
             self._calls.submit(call)
+        self._gate.pressure.queued(self._transfers.store_share)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        job = self._job(job_metadata, self._wish(job_metadata))
+        request_wish = self._wish(job_metadata)
+        job = self._job(job_metadata, request_wish)
         self._lookups.loading(job.request, job.keys)
+        run = self._run(job, job_metadata.req_context)
+        if run is not None:
+            decision = self._lookups.decision(job.request)
+            self._admission.started(job.id, decision, run, request_wish.prefill)
         for call in self._transfers.load(job):
             self._calls.submit(call)
 
@@ -148,7 +192,11 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         return [self._report(finished) for finished in self._transfers.take_finished()]
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Sends the questions of this step."""
+        """Sends the questions of this step. What was found for a preempted request is weighed anew: it has
+        more to lose by then."""
+        self._admission.step_ended()
+        for request in context.preempted_req_ids:
+            self._lookups.reconsider(request)
         for question in self._lookups.take_questions():
             self._calls.submit(question)
 
@@ -178,21 +226,48 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         stats = OffloadingConnectorStats()
         for (series, label), amount in self._tally.take().items():
             stats.increase_counter(series.value, amount, (*self._label, label))
-        stats.increase_counter(_DEFECTS, self._num_defects, self._label)
-        stats.increase_counter(_BREAKER_OPENED, self._breaker.take_num_opened(), self._label)
-        stats.set_gauge(_BREAKER_STATE, self._breaker.state().value, self._label)
+        stats.increase_counter(DEFECTS, self._num_defects, self._label)
+        stats.increase_counter(BREAKER_OPENED, self._breaker.take_num_opened(), self._label)
+        stats.set_gauge(BREAKER_STATE, self._breaker.state().value, self._label)
+        if self._num_evicted:
+            stats.increase_counter(EVICTED, self._num_evicted, self._label)
+            self._num_evicted = 0
+        stats.set_gauge(REUSE_FILTER, float(self._gate.is_engaged), self._label)
+        self._add_costs(stats)
         if self._store_stats.used_bytes is not None:
-            stats.set_gauge(_USED_BYTES, self._store_stats.used_bytes, self._label)
+            stats.set_gauge(USED_BYTES, self._store_stats.used_bytes, self._label)
         if self._store_stats.capacity_bytes is not None:
-            stats.set_gauge(_CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
+            stats.set_gauge(CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
         if self._store_stats.is_writable is not None:
-            stats.set_gauge(_WRITABLE, int(self._store_stats.is_writable), self._label)
+            stats.set_gauge(WRITABLE, int(self._store_stats.is_writable), self._label)
         self._num_defects = 0
         return stats
+
+    def _add_costs(self, stats: OffloadingConnectorStats) -> None:
+        """What is known of loading and of computing."""
+        if self._admission.speed.is_known:
+            cost = self._admission.speed.cost
+            stats.set_gauge(LOAD_LATENCY, cost.latency_s, self._label)
+            stats.set_gauge(LOAD_BANDWIDTH, cost.bytes_per_s, self._label)
+        prefill = self.steps.cost
+        if prefill is not None:
+            stats.set_gauge(PREFILL, prefill.a_s_per_token, self._label)
+            stats.set_gauge(PREFILL2, prefill.b_s_per_token2, self._label)
 
     def _row(self, index: int) -> memoryview:
         size = self.block_size_bytes
         return self._memory[index * size : (index + 1) * size]
+
+    def _tokens(self, key: bytes) -> int:
+        """Of one chunk of the layers that the key belongs to."""
+        return self._chunk_tokens.get(int.from_bytes(key[-GROUP_BYTES:], "big"), 0)
+
+    def _run(self, job: Job, context: ReqContext) -> Run | None:
+        """Which tokens a load is for."""
+        ends = [context.get_offload_key_position(key) for key in job.keys]
+        if not ends or None in ends:
+            return None
+        return Run(max(0, min(ends) - self._tokens(job.keys[0])), max(ends), len(ends))
 
     def _wish(self, job: TransferJob) -> wish.Wish:
         return wish.parse(job.req_context.kv_transfer_params)
@@ -207,20 +282,34 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
     def _settle(self, result: Result) -> None:
         call = result.call
         self._num_defects += result.is_defect
-        self._store_stats = result.stats or self._store_stats
+        self._num_evicted += len(result.evicted)
+        self._measure(result)
         if isinstance(call, Question):
             self._tally.add(Series.SECONDS, "lookup", result.seconds)
             self._lookups.settle(call, result.outcomes)
         else:
             self._tally.add(Series.SECONDS, call.direction.value, result.seconds)
+            if call.direction is Direction.LOAD:
+                self._admission.called(call.job, result.seconds)
             self._transfers.settle(call, result.outcomes)
         self._emit(result.evicted, removed=True)
         for change in self._transfers.take_changes():
             self._emit(change.keys, removed=not change.present)
         self._watch_breaker()
 
+    def _measure(self, result: Result) -> None:
+        """What a call says of the room in the store."""
+        pressure, stats = self._gate.pressure, result.stats
+        if result.outcomes and Outcome.FULL in result.outcomes:
+            pressure.full()
+        if stats is not None:
+            self._store_stats = stats
+            if stats.used_bytes is not None and stats.capacity_bytes:
+                pressure.occupied(stats.used_bytes / stats.capacity_bytes)
+
     def _report(self, finished: Finished) -> JobResult:
         if finished.direction is Direction.LOAD:
+            self._admission.ended(finished)
             self._lookups.give_up(finished.request, finished.failed)
         else:
             self._lookups.stored(finished.request, finished.good)
@@ -267,23 +356,11 @@ def _saves_s(job: Job, req_context: ReqContext) -> tuple[float, ...]:
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Prometheus metrics of the tier."""
     counters = {
-        series.value: OffloadingCounterMetadata(_HELP[series], ("store", _LABEL[series])) for series in Series
+        series.value: OffloadingCounterMetadata(series.help, ("store", series.label)) for series in Series
     }
+    store = ("store",)
     return {
         **counters,
-        _DEFECTS: OffloadingCounterMetadata("Calls in which the store broke its contract.", ("store",)),
-        _BREAKER_OPENED: OffloadingCounterMetadata("Times that the circuit breaker opened.", ("store",)),
-        _BREAKER_STATE: OffloadingGaugeMetadata("0 closed, 1 half-open, 2 open.", ("store",)),
-        _USED_BYTES: OffloadingGaugeMetadata("Bytes in the store, as last seen by this engine.", ("store",)),
-        _CAPACITY_BYTES: OffloadingGaugeMetadata("Bytes that the store may hold.", ("store",)),
-        _WRITABLE: OffloadingGaugeMetadata("0 when the store may only be read, else 1.", ("store",)),
+        **{name: OffloadingCounterMetadata(text, store) for name, text in COUNTERS.items()},
+        **{name: OffloadingGaugeMetadata(text, store) for name, text in GAUGES.items()},
     }
-
-
-_HELP = {
-    Series.LOOKUPS: "Keys looked up in the shared store, by result.",
-    Series.LOADS: "Keys loaded from the shared store into host RAM, by result.",
-    Series.STORES: "Keys offered to the shared store, by result.",
-    Series.BYTES: "Bytes moved between host RAM and the shared store.",
-    Series.SECONDS: "Seconds that calls on the shared store took, summed over threads.",
-}

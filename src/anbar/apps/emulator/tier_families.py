@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from anbar.apps.emulator.histograms import Histogram, Page
-from anbar.tier.tally import Series
+from anbar.tier.tally import COUNTERS, GAUGES, Series
 
 
 class Kind(Enum):
@@ -142,25 +142,8 @@ def tiering() -> list[Family]:
 
 def shared_tier() -> list[Family]:
     """Of Anbar's tier."""
-    labels = {Series.BYTES: "direction", Series.SECONDS: "operation"}
     return [
-        *(
-            Family(series.value, Kind.COUNTER, _SERIES[series], (*_STORE, labels.get(series, "result")))
-            for series in Series
-        ),
-        Family("anbar_tier_defects", Kind.COUNTER, "Calls in which the store broke its contract.", _STORE),
-        Family("anbar_tier_breaker_opened", Kind.COUNTER, "Times that the circuit breaker opened.", _STORE),
-        Family("anbar_tier_breaker_state", Kind.GAUGE, "0 closed, 1 half-open, 2 open.", _STORE),
-        Family("anbar_tier_used_bytes", Kind.GAUGE, "Bytes in the store.", _STORE),
-        Family("anbar_tier_capacity_bytes", Kind.GAUGE, "Bytes that the store may hold.", _STORE),
-        Family("anbar_tier_store_writable", Kind.GAUGE, "0 when the store may only be read, else 1.", _STORE),
+        *(Family(series.value, Kind.COUNTER, series.help, (*_STORE, series.label)) for series in Series),
+        *(Family(name, Kind.COUNTER, text, _STORE) for name, text in COUNTERS.items()),
+        *(Family(name, Kind.GAUGE, text, _STORE) for name, text in GAUGES.items()),
     ]
-
-
-_SERIES = {
-    Series.LOOKUPS: "Keys looked up in the shared store, by result.",
-    Series.LOADS: "Keys loaded from the shared store into host RAM, by result.",
-    Series.STORES: "Keys offered to the shared store, by result.",
-    Series.BYTES: "Bytes moved between host RAM and the shared store.",
-    Series.SECONDS: "Seconds that calls on the shared store took, summed over threads.",
-}

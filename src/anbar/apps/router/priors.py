@@ -3,15 +3,11 @@
 from pathlib import Path
 
 from anbar.apps.calibrate.files import read_cost_file
-from anbar.core.cost import PrefillCost
 from anbar.core.cost_prior import host_load, prefill_prior
 from anbar.core.errors import ConfigError
 from anbar.core.events import Tier
+from anbar.core.prefill_learner import PREFILL_PRIOR
 from anbar.route import CostGroup, EngineCosts
-
-PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=2e-9, overhead_s=0.005, s_per_answer=2e-4)
-"""Without a cost file. 10,000 tokens a second: between a laptop's CPU and a large GPU; a few requests correct
-it. In a prompt of 50,000 tokens attention takes as long as the rest, as with an 8B model."""
 
 
 class Priors:

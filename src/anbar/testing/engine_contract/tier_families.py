@@ -80,7 +80,21 @@ _SHARED: Mapping[str, _Family] = {
     },
     "anbar_tier_bytes_total": _Family("counter", ("direction", "store")),
     "anbar_tier_seconds_total": _Family("counter", ("operation", "store")),
-    **_named("anbar_tier_", "store", "defects breaker_opened", "breaker_state used_bytes capacity_bytes"),
+    **{
+        f"anbar_tier_{name}_total": _Family("counter", ("decision", "store"))
+        for name in ("decisions", "compute_seconds", "load_seconds", "seconds_saved", "seconds_forgone")
+    },
+    **{
+        f"anbar_tier_{name}_total": _Family("counter", ("reason", "store"))
+        for name in ("filtered_stores", "reuse_filter_engaged")
+    },
+    **_named(
+        "anbar_tier_",
+        "store",
+        "defects breaker_opened evicted",
+        "breaker_state used_bytes capacity_bytes store_writable reuse_filter load_latency_seconds "
+        "load_bytes_per_second prefill_seconds_per_token prefill_seconds_per_token2",
+    ),
 }
 _BEGUN = (
     *(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anbar.core.cost import PrefillCost, PrefillWork
-from anbar.route.learn import PrefillGroup, PrefillLearner, PrefillSample
-from anbar.route.least_squares import FadedSums, solve
+from anbar.core.least_squares import FadedSums, solve
+from anbar.core.prefill_learner import PrefillGroup, PrefillLearner, PrefillSample
 
 PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=2e-9, overhead_s=0.005)
 TRUTHS = (

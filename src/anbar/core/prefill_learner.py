@@ -1,7 +1,8 @@
-"""What engines' prefill costs, learned from the requests they have finished.
+"""What engines' prefill costs, learned from what they have computed: a router learns from the requests they
+have finished, an engine's plugin from its steps.
 
 Sought are the coefficients of `overhead + a (L - m) + b (L^2 - m^2) + c D`, where D answers run beside the
-prompt, by recursive least squares with forgetting and bounds (`anbar.route.least_squares`), in three stages,
+prompt, by recursive least squares with forgetting and bounds (`anbar.core.least_squares`), in three stages,
 each of which begins where the one before ends:
 
     prior  →  group: all engines that are expected to be alike, long memory  →  engine: short memory
@@ -24,12 +25,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from anbar.core.cost import NO_WORK, PrefillCost, PrefillWork
-from anbar.route.least_squares import FadedSums, Gains, solve
+from anbar.core.least_squares import FadedSums, Gains, solve
+
+PREFILL_PRIOR = PrefillCost(a_s_per_token=1e-4, b_s_per_token2=2e-9, overhead_s=0.005, s_per_answer=2e-4)
+"""Where nothing is known. 10,000 tokens a second: between a laptop's CPU and a large GPU; a few samples
+correct it. In a prompt of 50,000 tokens attention takes as long as the rest, as with an 8B model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One finished request, as seen from the router."""
+    """One finished request, as seen from the router; or one step, as seen from inside the engine."""
 
     own: PrefillWork
     """What the engine computed of its prompt."""

@@ -6,7 +6,7 @@ None of them carries a prompt, a token, a key or a header.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 import msgspec
 
@@ -14,7 +14,7 @@ from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId, RequestId
 
 
-class Outcome(Enum):
+class Outcome(StrEnum):
     """How a request ended."""
 
     OK = "ok"
@@ -51,7 +51,7 @@ GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0
 """Upper bounds for the times between the chunks of a stream."""
 
 
-class TrafficClass(Enum):
+class TrafficClass(StrEnum):
     """Whose request it is, as far as metrics tell them apart: few, and none of a client's making."""
 
     DEFAULT = "default"

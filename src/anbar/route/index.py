@@ -183,7 +183,7 @@ class PrefixIndex:
         if member is None:
             return False
         want = _needs_now(engine, member).device
-        return member.space.residency.runs((block,))[0].mask & want == want
+        return member.space.residency.mask_of(block) & want == want
 
     def named(self, engine: EngineId, name: EngineHash) -> ChainHash | None:
         """What a hash of the engine's stands for, as far as is known."""

@@ -58,10 +58,13 @@ class Needs:
 def runs_of(masks: Iterable[int]) -> list[Run]:
     """The runs of single blocks' masks."""
     runs: list[Run] = []
-    for end, mask in enumerate(masks, start=1):
-        if runs and runs[-1].mask == mask:
-            runs.pop()
-        runs.append(Run(end, mask))
+    before, end = None, 0
+    for mask in masks:
+        if mask != before and before is not None:
+            runs.append(Run(end, before))
+        before, end = mask, end + 1
+    if before is not None:
+        runs.append(Run(end, before))
     return runs
 
 

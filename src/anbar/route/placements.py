@@ -25,6 +25,7 @@ and placing and forgetting a prompt are each one step. A block's newest placemen
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import inf
 
 from anbar.core.fleet import NO_MATCH, PrefixMatch
@@ -216,17 +217,16 @@ class Placements:
         return found
 
     def _tokens(self, query: RouteQuery, known: _Engine, counts: Callable[[Placement], bool]) -> int:
+        if not (known.young or known.old):
+            return 0
+        # The last token of a prompt is always computed, so a block that ends with it is of no use.
+        chain = self._chain(query, known)[: max(0, len(query.token_ids) - 1) // known.block_size]
         num_blocks = 0
-        judged: Placement | None = None  # neighbours mostly have the same one
-        if known.young or known.old:
-            # The last token of a prompt is always computed, so a block that ends with it is of no use.
-            reusable = max(0, len(query.token_ids) - 1) // known.block_size
-            for block in self._chain(query, known)[:reusable]:
-                placement = known.young.get(block) or known.old.get(block)
-                if placement is None or (placement is not judged and not counts(placement)):
-                    break
-                judged = placement
-                num_blocks += 1
+        # Neighbours mostly have the same one.
+        for placement, blocks in groupby(map(known.young.get, chain, map(known.old.get, chain))):
+            if placement is None or not counts(placement):
+                break
+            num_blocks += len(list(blocks))
         return num_blocks * known.block_size
 
     def _chain(self, query: RouteQuery, known: _Engine) -> list[ChainHash]:

@@ -115,11 +115,6 @@ def host_load_s(engine: EngineView, prediction: Prediction) -> float:
     return _load_s(engine, Tier.HOST, prediction.match.host - prediction.match.device)
 
 
-def busyness(engine: EngineView) -> tuple[int, int]:
-    """Orders engines by load alone: requests in flight, then prompt tokens queued."""
-    return engine.num_in_flight, engine.queued_prefill_tokens
-
-
 def _uses(match: PrefixMatch) -> list[PrefixMatch]:
     """The ways to use a match, the longest first: on a tie more is reused."""
     return [
@@ -137,15 +132,17 @@ def _with(
     no part of that, since the decodes' own steps have it too. Loads run beside the steps and delay nobody.
     Those who run then are not those who run now: the prompts before it are being answered by then, answers
     that run now may have ended, and others have come."""
-    host_s = _load_s(engine, Tier.HOST, used.host - used.device)
-    shared_s = _load_s(engine, Tier.SHARED, used.shared - used.host)
+    load_s = 0.0
+    if used.shared > used.device:
+        load_s = _load_s(engine, Tier.HOST, used.host - used.device)
+        load_s += _load_s(engine, Tier.SHARED, used.shared - used.host)
     # A prompt that is held in full still needs its last token computed to have something to sample from.
     num_cached = max(0, min(used.total, query.num_tokens - 1))
     prefill_s = engine.prefill.seconds(query.num_tokens, num_cached)
     blocking_s = max(0.0, prefill_s - engine.prefill.overhead_s)
     later_s = LATER_PER_WAITING * mean.waiting * blocking_s
     imposed_s = expected_in_flight(engine, wait_s, mean.in_flight) * blocking_s
-    return Prediction(used, wait_s, host_s + shared_s, prefill_s, later_s, imposed_s)
+    return Prediction(used, wait_s, load_s, prefill_s, later_s, imposed_s)
 
 
 def _load_s(engine: EngineView, tier: Tier, num_tokens: int) -> float:

@@ -113,7 +113,7 @@ class Residency:
     def runs(self, chain: Sequence[ChainHash]) -> list[Run]:
         """The slots that hold each block of a chain, in runs."""
         if len(chain) < VECTOR_BLOCKS or not self._rows.num_allocated:
-            return runs_of(map(self._mask_of, chain))
+            return runs_of(map(self.mask_of, chain))
         rows = self._rows.by_chain.find_many(np.array(chain, np.uint64))
         marks = np.where(rows >= 0, self._rows.marks_view(0, self._rows.num_allocated)[rows], EMPTY)
         ends = [*(np.flatnonzero(marks[1:] != marks[:-1]) + 1).tolist(), len(chain)]
@@ -132,7 +132,8 @@ class Residency:
                 return place
         return len(chain)
 
-    def _mask_of(self, block: ChainHash) -> int:
+    def mask_of(self, block: ChainHash) -> int:
+        """The slots that hold a block."""
         row = self._rows.by_chain.find(block)
         return self._masks[self._rows.marks[row]] if row >= 0 else 0
 

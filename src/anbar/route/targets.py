@@ -31,6 +31,10 @@ class Targets:
         """The names that stand for others."""
         return tuple(self._names)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether it stands for others."""
+        return name in self._names
+
     def of(self, name: str, key: str) -> tuple[Target, ...]:
         """The targets of `name` in the order in which they are to be tried: the one that `key` draws, with
         the odds that the weights give, then the others as they are listed. The same key always draws the

@@ -6,7 +6,7 @@ client's, byte for byte. Types are strict, as OpenAI's are: `"5"` is not a numbe
 
 import re
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TypeVar, cast
 
 import msgspec
@@ -33,7 +33,7 @@ _SALT_FORBIDDEN = frozenset("@/\\\x00")
 _SALT_MAX_CHARS = 128
 
 
-class Endpoint(Enum):
+class Endpoint(StrEnum):
     """The routed endpoints."""
 
     CHAT = "/v1/chat/completions"

@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
             return
         self._advancing = True
         try:
-            while self._exchange is None and self._is_open() and (incoming := self._reader.pop()):
+            while self._exchange is None and (incoming := self._reader.pop()) and self._is_open():
                 self._dispatch(incoming)
         finally:
             self._advancing = False

@@ -361,7 +361,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _complete(self, reply: Reply) -> None:
         self._reply = None
-        self._deadline.clear()
         transport = self._transport
         if transport is not None:
             reusable = not self._until_close and self._keeps_alive and transport.get_write_buffer_size() == 0

@@ -115,7 +115,7 @@ class RequestMetrics:
     def on(self, event: RequestFinished) -> None:
         """Count a request; measure it if an engine was asked."""
         model = self.label_of(event.model)
-        engine, kind = event.engine or EngineId(""), event.traffic_class.value
+        engine, kind = event.engine or EngineId(""), event.traffic_class
         self._count((model, engine, kind, event.stream, event.status, event.outcome))
         if event.engine is None:
             return
@@ -124,9 +124,9 @@ class RequestMetrics:
         (of.e2e_stream if event.stream else of.e2e_whole).observe(event.e2e_s)
         if event.ttft_s is not None and event.engine_ttft_s is not None:
             of.queue.observe(event.ttft_s - event.engine_ttft_s)
-        of.prompt.inc(event.num_prompt_tokens)
-        of.output.inc(event.num_output_tokens)
-        of.cached.inc(event.reported_cached_tokens or 0)
+        of.prompt.value += event.num_prompt_tokens
+        of.output.value += event.num_output_tokens
+        of.cached.value += event.reported_cached_tokens or 0
         if event.stream and event.ttft_s is not None:
             of.ttft.observe(event.ttft_s)
             _gaps(event, of)
@@ -157,7 +157,7 @@ class RequestMetrics:
             model, engine, kind, stream, status, outcome = key
             labels = (model, engine, kind, _word(stream), str(status), outcome.value)
             child = self._counts[key] = self._requests.labels(*labels)
-        child.inc()
+        child.value += 1
 
     def _of(self, key: tuple[str, str, str]) -> "_Children":
         children = self._children.get(key)
@@ -218,8 +218,8 @@ def _compare(event: RequestFinished, of: _Children) -> None:
         of.ttft_ratio.observe(actual_s / event.predicted_ttft_s)
     predicted, reported = event.predicted_cached_tokens, event.reported_cached_tokens
     if predicted is not None and reported is not None:
-        of.predicted.inc(predicted)
-        of.reported.inc(reported)
+        of.predicted.value += predicted
+        of.reported.value += reported
         of.over.observe(max(0, predicted - reported))
         of.under.observe(max(0, reported - predicted))
 

@@ -76,7 +76,7 @@ def conversation(messages: object, form: ContentFormat) -> list[Message]:
 def without_developer(messages: Sequence[Message], template: str) -> Sequence[Message]:
     """Developer messages turned into system ones for a template that does not know the role, and all system
     messages merged into one at the front if any stands elsewhere."""
-    developer = any(message["role"] == "developer" for message in messages)
+    developer = "developer" in [message["role"] for message in messages]
     if not developer or '"developer"' in template or "'developer'" in template:
         return messages
     renamed = [_as_system(message) if message["role"] == "developer" else message for message in messages]

@@ -16,7 +16,9 @@ import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 
+_OF_LOOPS = frozenset(("first", "last", "index", "index0", "length"))
 _KNOWN_ATTRIBUTES = 1024
 """Pairs of a type and a name whose safety is remembered. Names may come from requests."""
 
@@ -55,6 +57,12 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _strftime_now
         self._safe: dict[tuple[type, str], bool] = {}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """What a loop tells of itself is safe, and templates ask for it with every message."""
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         key = type(obj), attr

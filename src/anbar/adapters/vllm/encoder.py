@@ -9,7 +9,7 @@ pieces but for the last. Ids are kept by the piece's whole text: no two pieces c
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from anbar.adapters.vllm.reading import Reading
@@ -108,9 +108,9 @@ class Encoder:
         """The ids of a text as they are needed; `add_special_tokens`: with those that the tokenizer puts
         around every text."""
         before, behind = (self._before, self._behind) if add_special_tokens else (b"", b"")
-        segments = self._segments(text)
-        num_read = 0
+        segments, num_read = self._segments(text), 0
         if self._guard:
+            segments = iter(segments)
             first = next(segments, "")
             num_read, before = len(first), before + encoded(self._backend, first)
         return Reading(len(text), self._pieces(segments), self, (num_read, before, behind))
@@ -130,13 +130,18 @@ class Encoder:
         self._cache.put(piece, found)
         return found
 
-    def _segments(self, text: str) -> Iterator[str]:
+    def _segments(self, text: str) -> Iterable[str]:
         """Added tokens and, between them, the text, in order; the first is text, if only an empty one."""
         if self._cut is None:
-            return iter((text,))
-        return iter(self._cut.split(text)) if len(text) <= _SPLIT_CHARS else _split(self._cut, text)
+            return [text]
+        return self._cut.split(text) if len(text) <= _SPLIT_CHARS else _split(self._cut, text)
 
-    def _pieces(self, segments: Iterator[str]) -> Iterator[str]:
+    def _pieces(self, segments: Iterable[str]) -> Iterator[str]:
+        if isinstance(segments, list) and max(map(len, segments)) <= self._piece_chars[0]:
+            return filter(None, segments)
+        return self._cut_further(segments)
+
+    def _cut_further(self, segments: Iterable[str]) -> Iterator[str]:
         first = self._piece_chars[0]
         for segment in segments:
             if len(segment) > first:

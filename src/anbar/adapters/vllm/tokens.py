@@ -110,6 +110,17 @@ OWN_TOKENIZERS = frozenset(("mistral", "kimi_audio"))
 COMPLETION_MAX_TOKENS = 16
 """vLLM's default of `max_tokens` in `/v1/completions`."""
 
+_FOR_THE_TEMPLATE = frozenset(
+    (
+        "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+        "documents",
+        "reasoning_effort",
+    )
+)
+"""Members of a request that become arguments of the template, beside its tools."""
+
 SERVER_SIDE = frozenset(("chat_template", "tokenize"))
 """Template arguments that a request may not set."""
 
@@ -149,6 +160,11 @@ class Tokenizer:
     @cached_property
     def _special_tokens(self) -> Mapping[str, object]:
         return self._hf.special_tokens_map
+
+    @cached_property
+    def _plain_kwargs(self) -> Mapping[str, object]:
+        """The template's arguments for a request that says nothing of them, as most do."""
+        return self._template_kwargs({}, None)
 
     @property
     def has_short_pieces(self) -> bool:
@@ -195,7 +211,8 @@ class Tokenizer:
         tools = tool_dicts(body.get("tools"))
         if body.get("tool_choice") == "none" and self._options.exclude_tools_when_none:
             tools = None
-        kwargs = self._template_kwargs(body, tools)
+        plain = tools is None and _FOR_THE_TEMPLATE.isdisjoint(body)
+        kwargs = self._plain_kwargs if plain else self._template_kwargs(body, tools)
         template = self._template(body, cast("list[dict[str, object]] | None", kwargs.get("tools")))
         form = self._options.content_format or content_format(template)
         messages = without_developer(conversation(body.get("messages"), form), template)

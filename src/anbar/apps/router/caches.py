@@ -9,7 +9,7 @@ from types import TracebackType
 from msgspec import structs
 
 from anbar.adapters.vllm.reading import Reading
-from anbar.apps.router.engine import CacheSource, Engine, Fleet
+from anbar.apps.router.engine import Engine, Fleet
 from anbar.core.clock import Clock
 from anbar.core.errors import UpstreamError
 from anbar.core.fleet import NO_MATCH, PrefixMatch
@@ -92,25 +92,23 @@ class Caches:
             return Matched(self.placements.match(query, engines, now_s, self.max_age_s))
         told = self.index.match(query, engines, now_s)
         sent = self.placements.in_doubt(query, engines, now_s)
-        sources = {engine: self._fleet[engine].cache_source() for engine in engines}
-        others = [engine for engine, source in sources.items() if source is not CacheSource.EVENTS]
+        others = [engine for engine in engines if self._fleet[engine].degraded()]
+        if not others and len(told) == len(engines) and set(sent.values()) <= {NO_MATCH}:
+            return Matched(told, told)
         if others:
             sent |= self.placements.match(query, others, now_s, self.max_age_s)
-        elif len(told) == len(engines) and all(placed is NO_MATCH for placed in sent.values()):
-            return Matched(told, told)
-        found = dict(told)
+        found = dict.fromkeys(engines, NO_MATCH) | told
+        for engine in others:
+            if not self._fleet[engine].is_told():
+                found[engine] = NO_MATCH
         for engine, placed in sent.items():
-            believed = sources[engine] is not CacheSource.PLACEMENTS
-            found[engine] = joined(found.get(engine, NO_MATCH) if believed else NO_MATCH, placed)
+            found[engine] = joined(found[engine], placed)
         return Matched(found, told)
 
     def are_told(self, engines: Iterable[Engine]) -> bool:
         """Whether events alone tell what these engines hold. An engine without a prefix cache holds
         nothing."""
-        return all(
-            engine.cache_source() is CacheSource.EVENTS or not self.placements.is_attached(engine.id)
-            for engine in engines
-        )
+        return not [e for e in engines if e.degraded() and self.placements.is_attached(e.id)]
 
     def _read_on(self, query: RouteQuery) -> None:
         """Of a prompt in flight that begins like this one, more may be known since this one was read: what

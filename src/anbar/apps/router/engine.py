@@ -85,16 +85,6 @@ LATE_S = 5.0
 to send an engine some dozens. Ordinary lag is milliseconds, and a stalled loop's less than a second."""
 
 
-class CacheSource(Enum):
-    """What tells what an engine has in its cache."""
-
-    EVENTS = "events"
-    PLACEMENTS = "placements"
-    """Only what this router sent there."""
-    BOTH = "both"
-    """Whichever tells more: events that are true, but not the whole truth."""
-
-
 @dataclass(slots=True)
 class KvFollowing:
     """How far an engine's KV events were taken in."""
@@ -170,7 +160,7 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Whether it may get requests as far as probes and people know."""
-        return self.state is EngineState.READY
+        return not self.draining and self.health.state is EngineState.READY
 
     def view(self, now_s: float) -> EngineView:
         """The frozen value that policies see."""
@@ -218,15 +208,10 @@ class Engine:
             return "kv_events_late"
         return ""
 
-    def cache_source(self) -> CacheSource:
-        """What tells of its cache now; follows from `degraded`."""
-        match self.degraded():
-            case "":
-                return CacheSource.EVENTS
-            case "kv_events_incomplete" | "kv_events_late":
-                return CacheSource.BOTH
-            case _:
-                return CacheSource.PLACEMENTS
+    def is_told(self) -> bool:
+        """Whether what events tell of its cache is true, though perhaps not the whole truth; follows from
+        `degraded`."""
+        return self.degraded() in ("", "kv_events_incomplete", "kv_events_late")
 
 
 class Fleet:

@@ -126,7 +126,7 @@ class Flow:
         parts = self.parts
         record = Record(
             request_id=request_id(exchange.request.headers),
-            endpoint=endpoint.value,
+            endpoint=endpoint,
             started_s=parts.clock.now_s(),
         )
         ids: list[Header] = [*id_headers(record.request_id)]
@@ -204,8 +204,8 @@ class Flow:
         if max_model_len:
             check_output_length(api, max_model_len)
         tokens, query = await self._read(api, meant, record)
-        if tokens.ids and tokens.is_whole and max_model_len:
-            check_length(api, len(tokens.ids), max_model_len)
+        if query.token_ids and query.is_whole and max_model_len:
+            check_length(api, len(query.token_ids), max_model_len)
         record.num_prompt_tokens = query.num_tokens
         record.pending = parts.recorder.begin(query, serving[0])
         route, matched = self._decide(query, api, tokens.note, record)
@@ -255,7 +255,7 @@ class Flow:
         whole = not self._is_told(meant.serving)
         tokens = await parts.prompts.tokens(api, meant.serving, meant.num_body_bytes, whole=whole)
         query = self._query(record, api, tokens, meant)
-        while not tokens.is_whole and self._may_grow(query, api):
+        while not query.is_whole and self._may_grow(query, api):
             tokens = await parts.prompts.more(tokens)
             query = self._query(record, api, tokens, meant)
         record.tokenize_s = parts.clock.now_s() - before_s

@@ -13,6 +13,8 @@ from anbar.apps.router.standing import Rank, Standing
 from anbar.core.ids import EngineId
 from anbar.route.targets import Target, Targets
 
+_ALL: frozenset[EngineId] = frozenset()
+
 
 class Naming:
     """Puts the served name into requests, and the other names into the list of models."""
@@ -28,6 +30,8 @@ class Naming:
         """A request as it goes on, and the engines that may get it (none named: all that serve the model).
         `key` draws where there are several: the session, so that one stays where it is, or else the request's
         id. Only the model's name in the body is another, and only if it is one."""
+        if api.model not in self.targets:
+            return request, api, _ALL
         target = self._chosen(self.targets.of(api.model, key))
         if target.model == api.model:
             return request, api, target.engines

@@ -11,7 +11,7 @@ from anbar.core.ids import EngineId
 from anbar.core.request import RouteQuery
 from anbar.route.contract import Sight
 from anbar.route.filters import candidates
-from anbar.route.predict import busyness, predict_all, score_s
+from anbar.route.predict import predict_all, score_s
 
 TIE_RATIO = 0.1
 """Scores within 10 % of the best are equal. Learned prefill rates of like engines differ by as much, and
@@ -75,13 +75,16 @@ class PredictedTtft:
         scored = [_score(engine, predictions[engine.id]) for engine in able]
         if len(scored) > 1:
             best = min(scored, key=_SCORE)
-            scored.sort(key=lambda entry: self._rank(entry, best))
+
+            def rank(entry: _Scored) -> tuple[float, int, int, int, float]:
+                engine = entry.engine
+                score_s = 0.0 if _is_tied(entry, best) else entry.score_s
+                busyness = engine.num_in_flight, engine.queued_prefill_tokens
+                return score_s, -entry.prediction.match.device, *busyness, self._rng.random()
+
+            scored.sort(key=rank)
         ids = [entry.engine.id for entry in scored]
         return Route(ids[0], tuple(ids[1:]), predictions, self.name, _Why(query.num_tokens, scored))
-
-    def _rank(self, entry: _Scored, best: _Scored) -> tuple[float, int, int, int, float]:
-        score_s = 0.0 if _is_tied(entry, best) else entry.score_s
-        return score_s, -entry.prediction.match.device, *busyness(entry.engine), self._rng.random()
 
 
 def _is_tied(entry: _Scored, best: _Scored) -> bool:

@@ -11,11 +11,12 @@ from anbar.core.blocks import extend_packed, prompt_chain
 from anbar.core.ids import ChainHash
 from anbar.core.request import RouteQuery
 
-SEGMENT_BLOCKS = 256
-"""Blocks that are remembered together: 4,096 tokens of a prompt, at 16 a block."""
+SEGMENT_BLOCKS = 64
+"""Blocks that are remembered together: 1,024 tokens of a prompt, at 16 a block. What is left at the end, half
+of that on the average, is hashed block by block."""
 
-MAX_SEGMENTS = 4096
-"""Segments remembered: 16 million tokens of prompts, in 9 MB."""
+MAX_SEGMENTS = 16_384
+"""Segments remembered: 16 million tokens of prompts, in 13 MB."""
 
 
 class Segments:

@@ -120,8 +120,8 @@ def roomy() -> Engine:
     ("raw", "num_bytes", "whole", "inline"),
     [
         (RAW, 400, False, True),
-        (RAW, 32_768, False, True),
-        (RAW, 32_769, False, False),
+        (RAW, 65_536, False, True),
+        (RAW, 65_537, False, False),
         (RAW, 4096, True, True),
         (RAW, 4097, True, False),
         (SLOW, 400, False, False),

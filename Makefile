@@ -7,6 +7,10 @@ NAME ?= main-job
 # Tests that take seconds of waiting rather than of computing run side by side.
 JOBS ?= 3
 
+# Of tests on real vLLM, two groups run side by side (tests/engine/conftest.py), with up to four engines at once,
+# some 12 GB; LANES=1 runs one after the other.
+LANES ?= 2
+
 VENV := .venv/bin
 ENGINE := .venv-engine/bin
 PYTEST := $(VENV)/python -m pytest
@@ -28,7 +32,7 @@ test: install check unit model integration e2e ## everything that must hold: che
 
 test-engine: install model ## the slower tests on real vLLM
 	@echo "== tests on real vLLM, minutes"
-	@$(PYTEST) tests/engine --timeout 900 -v
+	@$(PYTEST) tests/engine --timeout 900 -v -n $(LANES)
 
 check: install-router ## format, lint, types, layers, sizes, pins
 	@echo "== checks"

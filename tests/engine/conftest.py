@@ -3,15 +3,19 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from anbar.apps import interpreter, model
-from tests.engine.engine import Engine, EngineConfig
+from tests.engine.engine import Engine, EngineConfig, shared
 from tests.ports import free_port
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 MARKERS = {
     "native": "host RAM offload of one engine",
@@ -22,6 +26,42 @@ MARKERS = {
     "block_exact": "the engine model beside vLLM, block by block",
     "contract": "what the plugin relies on in vLLM, without an engine",
 }
+
+
+LANES = (
+    ("test_calibrate", "test_native", "test_disaggregation", "test_shared", "test_stack"),
+    (
+        *("test_api_contract", "test_tensor_parallel", "test_block_exact", "test_recording"),
+        *("test_tokens", "test_vllm_contract", "test_kv_payloads", "test_nixl_handshake"),
+    ),
+)
+"""Modules that one process runs in this order, beside the other's; those that are not named come last in the
+second lane. What keeps one core busy, as the start of an engine does, runs beside what wants both. Modules
+that share engines stand side by side, so that no more than four engines take memory at once."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of this directory in the order of `LANES`."""
+    items.sort(key=lambda item: _place(item.path) if item.path.parent == HERE else (-1, 0))
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """What `-n 2` deals out are the lanes."""
+    return Lanes(config, log)
+
+
+class Lanes(LoadScopeScheduling):
+    """Gives a whole lane to one process (pytest-xdist, "loadscope" with a scope of one's own)."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return f"lane {_place(Path(nodeid.partition('::')[0]))[0]}"
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """A module's lane, and its place there."""
+    places = ((lane, names.index(path.stem)) for lane, names in enumerate(LANES) if path.stem in names)
+    return next(places, (len(LANES) - 1, len(LANES[-1])))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,6 +120,37 @@ def launch(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     yield start
     for engine in engines:
         engine.kill()
+
+
+@dataclass(frozen=True)
+class StorePair:
+    """Two engines on one store, which answer."""
+
+    first: Engine
+    second: Engine
+    store: Path
+
+
+@pytest.fixture(scope="session")
+def store_pair(
+    launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], StorePair]:
+    """Gives the pair of the session; another one when one of it has ended."""
+    pairs: list[StorePair] = []
+
+    def give() -> StorePair:
+        if not pairs or not (pairs[-1].first.is_running and pairs[-1].second.is_running):
+            store = tmp_path_factory.mktemp("pair") / "store"
+            engines = [
+                launch(EngineConfig(unique(f"{name}{len(pairs)}"), smollm2, shared(store), num_blocks=96))
+                for name in ("first", "second")
+            ]
+            pairs.append(StorePair(*engines, store))
+        pairs[-1].first.wait_ready()
+        pairs[-1].second.wait_ready()
+        return pairs[-1]
+
+    return give
 
 
 def unique(name: str) -> str:

@@ -124,6 +124,11 @@ class Engine:
                 pass_fds=(untold.fileno(),),
             )
 
+    @property
+    def is_running(self) -> bool:
+        """Started, and not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def wait_ready(self) -> None:
         """Wait until it serves; fails with the end of its log."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S

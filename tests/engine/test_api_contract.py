@@ -9,10 +9,8 @@ import json
 import random
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -21,7 +19,7 @@ from anbar.config.models import LaunchConfig
 from anbar.testing.engine_contract import ALL, EMBEDDING, Check, Target
 from tests.contract import hold
 from tests.engine.conftest import Launcher, unique
-from tests.engine.engine import SERVED_NAME, EngineConfig, plain
+from tests.engine.engine import SERVED_NAME, Engine, EngineConfig, plain
 
 KEY = "contract-key"
 ADAPTER = "adapter"
@@ -59,20 +57,17 @@ def write_adapter(model: Path, target: Path, rank: int = 8) -> None:
     (target / "adapter_config.json").write_text(json.dumps(config))
 
 
-@contextmanager
-def started(launch: Launcher, config: EngineConfig, **facts: Any) -> Iterator[Target]:
-    """One engine for the checks alone, and what is to be known of it."""
-    engine = launch(config)
-    try:
-        engine.wait_ready()
-        yield Target(engine.url, SERVED_NAME, **facts)
-    finally:
-        engine.terminate()
+@dataclass(frozen=True)
+class Pair:
+    generating: Engine
+    embedding: Engine
+    adapter: Path
 
 
 @pytest.fixture(scope="module")
-def target(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """An engine with every part of the API."""
+def engines(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One with every part of the API, and the same model, made to embed. Started together: a start keeps but
+    one core busy."""
     adapter = tmp_path_factory.mktemp("lora") / ADAPTER
     write_adapter(smollm2, adapter)
     args = (
@@ -80,27 +75,45 @@ def target(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFac
         *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}"),
     )
     env = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"))
-    config = ToldConfig(unique("api"), smollm2, plain(), num_blocks=24, max_model_len=512, args=args, env=env)
-    facts = {
-        "dev_mode": True,
-        "request_ids": True,
-        "timed": True,
-        "lora": ADAPTER,
-        "runtime_lora": str(adapter),
-    }
-    with started(launch, config, api_key=KEY, alone=True, **facts) as target:
-        with urlopen(f"{target.base_url}/kv_event_sources", timeout=60) as answer:
-            source = json.load(answer)["0"]
-        yield replace(target, events=source["endpoint"], replay=source["replay_endpoint"])
+    embedding = ("--runner", "pooling", "--convert", "embed")
+    started = [
+        launch(
+            ToldConfig(unique(name), smollm2, plain(), num_blocks=24, max_model_len=512, args=said, env=told)
+        )
+        for name, said, told in (("api", args, env), ("pool", embedding, ()))
+    ]
+    yield Pair(*started, adapter)
+    for engine in started:
+        engine.terminate()
 
 
 @pytest.fixture(scope="module")
-def pooling(launch: Launcher, smollm2: Path) -> Iterator[Target]:
-    """The same model, made to embed."""
-    args = ("--runner", "pooling", "--convert", "embed")
-    config = ToldConfig(unique("pool"), smollm2, plain(), num_blocks=24, max_model_len=512, args=args)
-    with started(launch, config, embeds=True) as target:
-        yield target
+def target(engines: Pair) -> Target:
+    """The engine with every part of the API, for the checks alone, and what is to be known of it."""
+    engine = engines.generating
+    engine.wait_ready()
+    with urlopen(f"{engine.url}/kv_event_sources", timeout=60) as answer:
+        source = json.load(answer)["0"]
+    return Target(
+        engine.url,
+        SERVED_NAME,
+        api_key=KEY,
+        alone=True,
+        dev_mode=True,
+        request_ids=True,
+        timed=True,
+        lora=ADAPTER,
+        runtime_lora=str(engines.adapter),
+        events=source["endpoint"],
+        replay=source["replay_endpoint"],
+    )
+
+
+@pytest.fixture(scope="module")
+def pooling(engines: Pair) -> Target:
+    """The one that embeds."""
+    engines.embedding.wait_ready()
+    return Target(engines.embedding.url, SERVED_NAME, embeds=True)
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__.removeprefix("check_"))

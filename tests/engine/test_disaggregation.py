@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from anbar.config.split import SplitVia
-from tests.engine.conftest import Launcher, unique
-from tests.engine.engine import BLOCK, SERVED_NAME, Engine, EngineConfig, plain, shared, story
+from tests.engine.conftest import Launcher, StorePair, unique
+from tests.engine.engine import BLOCK, SERVED_NAME, Engine, EngineConfig, plain, story
 from tests.integration.harness import Answer, call, eventually
 from tests.integration.router import running_router
 from tests.ports import free_port
@@ -43,29 +43,25 @@ class Pair:
         return self.decode.num_unheard() + stores - stored
 
 
-@pytest.fixture(scope="module", params=[SplitVia.SHARED, SplitVia.NIXL])
-def pair(
-    request: pytest.FixtureRequest,
-    launch: Launcher,
-    smollm2: Path,
-    engine_python: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Pair]:
-    """Started together, ended together."""
-    via: SplitVia = request.param
-    if via is SplitVia.NIXL and subprocess.run([engine_python, "-c", "import nixl"], check=False).returncode:
+@pytest.fixture
+def shared_pair(store_pair: Callable[[], StorePair]) -> Pair:
+    engines = store_pair()
+    return Pair(SplitVia.SHARED, engines.first, engines.second)
+
+
+@pytest.fixture
+def nixl_pair(launch: Launcher, smollm2: Path, engine_python: Path) -> Iterator[Pair]:
+    """Started together, ended together; each polls on a core of its own."""
+    if subprocess.run([engine_python, "-c", "import nixl"], check=False).returncode:
         pytest.skip("the engine's interpreter has no nixl")
-    store = tmp_path_factory.mktemp("split") / "store"
-    cache = plain() if via is SplitVia.NIXL else shared(store)
     cores = sorted(os.sched_getaffinity(0))
-    own = ((cores[0],), (cores[-1],)) if via is SplitVia.NIXL else ((), ())
     prefill, decode = (
-        launch(EngineConfig(unique(name), smollm2, cache, 96, cores=(core,) if core else (), via=via))
-        for name, core in zip("pd", own, strict=True)
+        launch(EngineConfig(unique(name), smollm2, plain(), 96, cores=((core,),), via=SplitVia.NIXL))
+        for name, core in (("p", cores[0]), ("d", cores[-1]))
     )
     for engine in (prefill, decode):
         engine.wait_ready()
-    yield Pair(via, prefill, decode)
+    yield Pair(SplitVia.NIXL, prefill, decode)
     for engine in (prefill, decode):
         engine.kill()
 
@@ -112,7 +108,17 @@ async def ask(port: int, prompt: str) -> Answer:
     return await asyncio.to_thread(read)
 
 
-async def test_one_computes_and_the_other_answers(pair: Pair, tmp_path: Path) -> None:
+async def test_over_nixl(nixl_pair: Pair, tmp_path: Path) -> None:
+    """The one fetches the blocks from the other."""
+    await one_computes_and_the_other_answers(nixl_pair, tmp_path)
+
+
+async def test_through_the_store(shared_pair: Pair, tmp_path: Path) -> None:
+    """What the one has stored the other one loads."""
+    await one_computes_and_the_other_answers(shared_pair, tmp_path)
+
+
+async def one_computes_and_the_other_answers(pair: Pair, tmp_path: Path) -> None:
     """A prompt of some six blocks: the engine that answers has loaded all of them, and its text is the one
     that it makes when it computes everything itself. A short prompt is not split."""
     async with router_before(pair, tmp_path) as port:

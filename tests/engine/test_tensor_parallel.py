@@ -44,11 +44,18 @@ def config(name: str, model: Path, store: Path, cores: Cores) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def first(launch: Launcher, tiny: Path, store: Path, cores: Cores) -> Iterator[Engine]:
-    engine = launch(config("tp-a", tiny, store, cores))
-    engine.wait_ready()
-    yield engine
-    engine.terminate()
+def engines(launch: Launcher, tiny: Path, store: Path, cores: Cores) -> Iterator[tuple[Engine, Engine]]:
+    """The one that computes and the one that comes after it, started together."""
+    started = launch(config("tp-a", tiny, store, cores)), launch(config("tp-b", tiny, store, cores))
+    yield started
+    for engine in started:
+        engine.terminate()
+
+
+@pytest.fixture(scope="module")
+def first(engines: tuple[Engine, Engine]) -> Engine:
+    engines[0].wait_ready()
+    return engines[0]
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +97,15 @@ def test_a_prefix_that_ends_inside_a_chunk(first: Engine, computed: list[Answer]
     assert again.cached >= computed[0].prompt_tokens - BLOCK * CHUNK
 
 
-def test_another_engine_loads_both_halves(
-    launch: Launcher, first: Engine, computed: list[Answer], tiny: Path, store: Path, cores: Cores
-) -> None:
-    """The engine is killed; a new one of two workers on the same store gives the same tokens without
+def test_another_engine_loads_both_halves(engines: tuple[Engine, Engine], computed: list[Answer]) -> None:
+    """The engine is killed; another one of two workers on the same store gives the same tokens without
     computing the prompts. An engine of one worker, whose rows mean something else, would not find them
     (fingerprint)."""
+    first, second = engines
     first.kill()
-    second = launch(config("tp-b", tiny, store, cores))
     second.wait_ready()
     for prompt, answer in zip(PROMPTS, computed, strict=True):
         again = second.heard(lambda prompt=prompt: second.complete(prompt, 12))
         assert again.text == answer.text
         assert again.cached >= answer.prompt_tokens - BLOCK * CHUNK
     assert not second.region.exists()
-    second.terminate()

@@ -14,8 +14,7 @@ The engines take the time that an 8B model takes on an H100, by `SPEED`: engines
 store and drop more blocks than any engine could, and what is measured then is how far behind the router is.
 It is printed beside the memory.
 
-The allocator is the C library's own, as users have it: it may keep an arena for each of the threads that
-tokenize (`MALLOC_ARENA_MAX` bounds their number), which is why memory is compared after all have worked.
+The allocator is the C library's own, set by the router as it always does (docs/decisions/020-allocator.md).
 """
 
 import argparse

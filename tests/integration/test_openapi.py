@@ -7,12 +7,14 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.integration.stack import MODEL, Stack
+from tests.integration.stack import MODEL, Setup, Stack, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,6 +31,14 @@ CHECKS = (
     "allow_header_conformance",
 )
 """That what is allowed is accepted is none of them: values that are right each may not be right together."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def common(tokenizer_dir: Path, module_dir: Path) -> AsyncIterator[Stack]:
+    """Engines that refuse what would take long: by default 16,384 answers of 8,192 tokens are allowed."""
+    small = {"max_n": 4, "max_model_len": 512}
+    async with running_stack(Setup(tokenizer_dir, module_dir, engine=small)) as running:
+        yield running
 
 
 async def document(stack: Stack) -> dict[str, Any]:

@@ -172,12 +172,20 @@ async def test_ids_that_are_not_there() -> None:
             old = await get(port, "/admin/explain/r-0")
             kept = [(await get(port, f"/admin/explain/r-{number}"))[0] for number in (1, 2)]
             odd = await get(port, "/admin/explain/r-1?format=xml")
+            blank = await get(port, "/admin/explain?format=")
             empty = await get(port, "/admin/explain/")
         async with running(configured(a.port, explain={"keep": 0})) as (router, port):
             await becomes(router, READY)
             await ask(port, post("r-0"))
             off = await get(port, "/admin/explain/r-0")
-    assert [status for status, _, _ in (nothing, old, off, odd, empty)] == [404, 404, 404, 400, 404]
+    assert [status for status, _, _ in (nothing, old, off, odd, blank, empty)] == [
+        404,
+        404,
+        404,
+        400,
+        400,
+        404,
+    ]
     assert "has routed no request yet" in nothing[1]["error"]["message"]
     assert "among the last 2 that were routed" in old[1]["error"]["message"]
     assert "router.explain.keep is 0" in off[1]["error"]["message"]

@@ -74,8 +74,10 @@ class ExplainEndpoint:
 
 def _wants_text(request: Request) -> bool:
     """`?format=` decides; without it what the client accepts."""
-    query = parse_qs(request.target.partition(b"?")[2].decode("ascii", "replace"))
-    asked = query.get("format", [""])[-1]
-    if asked and asked not in _FORMATS:
+    query = parse_qs(request.target.partition(b"?")[2].decode("ascii", "replace"), keep_blank_values=True)
+    if "format" not in query:
+        return (request.header(b"accept") or b"").startswith(b"text/plain")
+    asked = query["format"][-1]
+    if asked not in _FORMATS:
         raise RequestError(f"format is {asked[:40]!r}; allowed: json, text", param="format")
-    return asked == "text" or (not asked and (request.header(b"accept") or b"").startswith(b"text/plain"))
+    return asked == "text"

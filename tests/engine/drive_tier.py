@@ -351,7 +351,7 @@ def plugin_errors(output: dict[str, object]) -> None:
     """What the composition root says of wrong settings."""
     from anbar.apps import plugin
     from anbar.apps.stores import open_store
-    from anbar.config.stores import read_store
+    from anbar.config.store_checks import read_store
 
     wrong: list[dict[str, object]] = [
         {"kind": "redis"},

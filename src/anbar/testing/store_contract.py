@@ -74,6 +74,13 @@ class StoreContract:
         assert put(store, KEY, VALUE) is Outcome.HIT
         assert get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE)
 
+    def test_what_an_entry_saves_is_only_a_hint(self, store: Store) -> None:
+        """Nothing, little, more than all time, and no number: the value is stored and comes back."""
+        for index, saves_s in enumerate([0.0, 1e-9, 3.5, 1e300, float("inf"), float("nan"), -1.0]):
+            item = PutItem(bytes([index]) * 36, memoryview(VALUE), saves_s)
+            assert store.put([item], scope="", timeout_s=TIMEOUT_S) == [Outcome.HIT]
+            assert get(store, item.key, len(VALUE)) == (Outcome.HIT, VALUE)
+
     def test_scopes_are_apart(self, store: Store) -> None:
         """The same key under two scopes is two entries; removing one scope leaves the other."""
         put(store, KEY, b"a" * 64, "tenant-a")

@@ -144,10 +144,10 @@ class FilesStore:
 
     def stats(self) -> StoreStats:
         occupancy = self._sweeper.occupancy
-        num_entries = occupancy.num_entries
+        has_looked = self._sweeper.has_looked
         return StoreStats(
-            num_entries=num_entries,
-            used_bytes=occupancy.used_bytes if num_entries is not None else None,
+            num_entries=occupancy.num_entries if has_looked else None,
+            used_bytes=occupancy.used_bytes if has_looked else None,
             capacity_bytes=self._config.bounds.capacity_bytes,
             is_writable=self._writable.is_allowed,
         )

@@ -14,6 +14,7 @@ _MARK_NS = 424_000
 _CLASSES_PER_DOUBLING = 16
 _MAX_CLASS = 999
 _LEAST_S = 1e-6
+_SAVES_S = (0.0, *(_LEAST_S * 2 ** (number / _CLASSES_PER_DOUBLING) for number in range(1, _MAX_CLASS + 1)))
 
 
 class Stamp(NamedTuple):
@@ -33,8 +34,7 @@ def from_ns(mtime_ns: int) -> Stamp:
     """What a modification time says; `saves_s` within 3 % of what was given."""
     used_s, fraction = divmod(mtime_ns, _S)
     number, rest = divmod(fraction, _MS)
-    known = rest == _MARK_NS and number > 0
-    return Stamp(used_s, _LEAST_S * 2 ** (number / _CLASSES_PER_DOUBLING) if known else 0.0)
+    return Stamp(used_s, _SAVES_S[number] if rest == _MARK_NS else 0.0)
 
 
 def _class(saves_s: float) -> int:

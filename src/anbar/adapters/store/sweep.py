@@ -6,7 +6,8 @@ once the whole is over it, so that engines that share a directory agree without 
 them sweeps at a time, the others count. Parts are fair samples, so that the worst entries of each are close
 to the worst of all.
 
-What a look costs is measured by `benchmarks/sweep_cost.py`; it takes at most a twentieth of the time.
+What a look costs is measured by `benchmarks/sweep_cost.py`; looks take at most a twentieth of a core, but for
+those that writers ask for.
 """
 
 import errno
@@ -32,7 +33,8 @@ _MAX_EVICTED = 100_000
 _LOOK_UNITS = 20_000
 """A look ends with the part in which it has seen so much: files count one, directories two."""
 _DIRECTORY_UNITS = 2
-_PAUSE_PER_BUSY = 20
+_PAUSE_PER_CPU = 20
+"""A look takes the interpreter from the engine; and it occupies the file system at most half of the time."""
 _URGENCY = 4
 """A look frees so many times its share of what the file system lacks, up to all: space is wanted now."""
 _FUTURE_S = 60.0
@@ -68,6 +70,8 @@ class Sweeper:
         self._clock = clock
         self._lock = threading.Lock()
         self.occupancy = Occupancy()
+        self.has_looked = False
+        """Whether the first look is over."""
         self._next_part = 0
         self._written_bytes = 0
         """Since the last look began."""
@@ -130,6 +134,7 @@ class Sweeper:
             os.listdir(self._layout.root)
             num_parts = self._look(alone)
         self._refused_bytes = 0
+        self.has_looked = True
         with self._lock:
             self._written_bytes -= before
         return num_parts
@@ -152,7 +157,9 @@ class Sweeper:
         self.occupancy.counted(_sizes(parts, entries))
         if alone:
             gone = self._evict(entries, num_parts / NUM_PARTS)
-            self.occupancy.counted(_sizes(parts, (entry for entry in entries if entry.path not in gone)))
+            if gone:
+                left = (entry for entry in entries if entry.path not in gone)
+                self.occupancy.counted(_sizes(parts, left))
         self._next_part += num_parts
         if self._next_part >= NUM_PARTS:
             self._next_part -= NUM_PARTS
@@ -239,13 +246,14 @@ class Sweeper:
     def _run(self) -> None:
         interval_s = self._bounds.interval_s
         while not self._closed:
-            began_s = time.monotonic()
+            began_s, began_cpu_s = time.monotonic(), time.thread_time()
             num_parts = NUM_PARTS
             # A store that cannot be read now says so by its outcomes; the next look may find it back.
             with suppress(OSError):
                 num_parts = self.sweep()
             busy_s = time.monotonic() - began_s
-            self._wake.wait(max(interval_s * num_parts / NUM_PARTS, _PAUSE_PER_BUSY * busy_s))
+            pause_s = max(busy_s, _PAUSE_PER_CPU * (time.thread_time() - began_cpu_s))
+            self._wake.wait(max(pause_s, interval_s * num_parts / NUM_PARTS))
             self._wake.clear()
             # Writers that find no room wake the sweep at every call: look at most once a second.
             time.sleep(min(1.0, interval_s))

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,13 +59,15 @@ class Walk:
 def _look(path: str, part: int, is_ours: bool) -> Look:
     entries, others = [], []
     for found in scan(path):
-        with suppress(OSError):
+        try:
             status = found.stat(follow_symlinks=False)
-            if found.name.endswith(SUFFIX):
-                stamp = from_ns(status.st_mtime_ns)
-                entries.append(Entry(found.path, found.name, part, status.st_size, stamp, is_ours))
-            else:
-                others.append(Other(found.path, found.name, status.st_mtime))
+        except OSError:
+            continue
+        if found.name.endswith(SUFFIX):
+            stamp = from_ns(status.st_mtime_ns)
+            entries.append(Entry(found.path, found.name, part, status.st_size, stamp, is_ours))
+        else:
+            others.append(Other(found.path, found.name, status.st_mtime))
     return Look(path, entries, others)
 
 

@@ -15,6 +15,7 @@ from anbar.adapters.store.valkey.replies import Reply
 from anbar.adapters.store.valkey.store import ValkeyConfig, ValkeyStore
 from anbar.adapters.store.valkey.wire import Login, Node, dial
 from anbar.apps.clock import SystemClock
+from anbar.core.clock import Clock
 from anbar.testing.store_contract import TIMEOUT_S
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
@@ -108,10 +109,12 @@ def server(folder: Path, *options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def store_on(*nodes: Node, namespace: bytes = NAMESPACE, **settings: object) -> Iterator[ValkeyStore]:
+def store_on(
+    *nodes: Node, namespace: bytes = NAMESPACE, clock: Clock | None = None, **settings: object
+) -> Iterator[ValkeyStore]:
     """An open store."""
     config = ValkeyConfig(nodes, "valkey-test", **{"login": LOGIN, **settings})  # type: ignore[arg-type]
-    store = ValkeyStore(config, namespace, SystemClock())
+    store = ValkeyStore(config, namespace, clock or SystemClock())
     store.open()
     try:
         yield store

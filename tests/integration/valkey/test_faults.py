@@ -2,15 +2,20 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from anbar.adapters.store.valkey.wire import Node
+from anbar.adapters.store.deadline import DeadlineRunner
+from anbar.adapters.store.valkey.nodes import Nodes
+from anbar.adapters.store.valkey.wire import Node, dial
+from anbar.apps.clock import SystemClock
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, exists, get, put
 from anbar.tier.store import Outcome, PutItem, Store
 from tests.integration.valkey.proxy import Proxy
-from tests.integration.valkey.servers import Server, server, store_on, until
+from tests.integration.valkey.servers import LOGIN, Server, server, store_on, until
 from tests.waiting import PATIENCE_S
 
 LARGE = bytes(range(256)) * 4096
@@ -129,14 +134,22 @@ def test_closed_during_a_call(proxy: Proxy, store: Store) -> None:
     assert reading.ended() == [Outcome.ERROR]
 
 
-def test_restarted_between_calls(one: Server) -> None:
-    """Connections that died meanwhile are not used: the next calls are as on a new server."""
-    with store_on(one.node) as store:
-        put(store, KEY, LARGE)
-        one.kill()
-        one.start()
-        until(lambda: exists(store, KEY) is Outcome.MISS)
-        assert put(store, KEY, LARGE) is Outcome.HIT
+def test_connections_that_died_while_idle_are_not_used(one: Server) -> None:
+    """Three are idle when the server is killed; after its start each that is taken is one to the new server."""
+    runner = DeadlineRunner(1, "test")
+    runner.start()
+    connect = partial(dial, login=LOGIN)
+    nodes = Nodes([one.node], is_cluster=False, dial=connect, runner=runner, clock=SystemClock())
+    deadline_s = time.monotonic() + PATIENCE_S
+    for wire in [nodes.take(one.node, deadline_s) for _ in range(3)]:
+        nodes.give(one.node, wire)
+    one.kill()
+    one.start()
+    wires = [nodes.take(one.node, deadline_s) for _ in range(3)]
+    assert [wire.call(b"PING", deadline_s=deadline_s) for wire in wires] == [b"PONG"] * 3
+    for wire in wires:
+        nodes.drop(wire)
+    runner.close()
 
 
 def test_many_calls_at_once(store: Store) -> None:

@@ -86,7 +86,8 @@ class Watch:
     def _run(self) -> None:
         look_s = 0.0
         while not self._closed.is_set():
-            if self._nodes.is_cluster and self._nodes.suspected.is_set():
+            is_lost = self._nodes.suspected.is_set() or not self._nodes.primaries()
+            if self._nodes.is_cluster and is_lost:
                 self._nodes.refresh(time.monotonic() + _PATIENCE_S)
             now_s = time.monotonic()
             if now_s >= look_s:

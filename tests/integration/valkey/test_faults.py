@@ -135,7 +135,7 @@ def test_closed_during_a_call(proxy: Proxy, store: Store) -> None:
 
 
 def test_connections_that_died_while_idle_are_not_used(one: Server) -> None:
-    """Three are idle when the server is killed; after its start each that is taken is one to the new server."""
+    """Three are idle when the server is killed; after its start each that is taken is to the new server."""
     runner = DeadlineRunner(1, "test")
     runner.start()
     connect = partial(dial, login=LOGIN)

@@ -31,6 +31,8 @@ _FIRST_BACKOFF = timedelta(milliseconds=50)
 _MAX_BACKOFF = timedelta(seconds=1)
 _MAX_RETRIES = 8
 _FULL_STATUS = 507
+_NO_SUCH_RANGE = 416
+"""The object ends before a part that it should have."""
 _FULL_CODES = frozenset(
     {"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
 )
@@ -100,9 +102,12 @@ def connect(place: Place, *, attempt_s: float, retry_s: float) -> Client:
 def outcome_of(error: Exception) -> Outcome:
     """What a failed request means for its key."""
     code, text = code_of(error), str(error)
-    status = _STATUS.search(text)
-    if code in _FULL_CODES or (status is not None and int(status[1]) == _FULL_STATUS):
+    found = _STATUS.search(text)
+    status = int(found[1]) if found is not None else None
+    if code in _FULL_CODES or status == _FULL_STATUS:
         return Outcome.FULL
+    if status == _NO_SUCH_RANGE:
+        return Outcome.CORRUPT
     if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
         return Outcome.MISS
     return Outcome.TIMEOUT if status is None and "TimedOut" in text else Outcome.ERROR

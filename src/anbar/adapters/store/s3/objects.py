@@ -17,6 +17,8 @@ from anbar.tier.store import Outcome
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
 
+_SHARE_TO_RETRY = 0.8
+"""Of a call's deadline: after that a failure is told as what it is, before it becomes a timeout."""
 _NAMES_PER_PAGE = 1000
 """What a server lists, and deletes, in one request."""
 
@@ -67,8 +69,9 @@ class Objects:
         StoreError for a file that cannot be read."""
         # Half the time for one attempt, so that a read that stalls is tried once more. A write is not: where
         # the network is slow it would only be cut short.
-        self._reads = connect(place, attempt_s=timeout_s / 2, retry_s=timeout_s)
-        self._writes = connect(place, attempt_s=timeout_s, retry_s=timeout_s)
+        retry_s = _SHARE_TO_RETRY * timeout_s
+        self._reads = connect(place, attempt_s=timeout_s / 2, retry_s=retry_s)
+        self._writes = connect(place, attempt_s=timeout_s, retry_s=retry_s)
         return self._writes
 
     async def look(self, name: str) -> Found:
@@ -118,10 +121,10 @@ class Objects:
         found = await self.look(name)
         return found.outcome if found.outcome is not Outcome.HIT else await self._delete([name])
 
-    async def delete_if_same(self, name: str, e_tag: str | None) -> Outcome:
-        """Remove a damaged object, unless someone replaced it meanwhile."""
+    async def delete_damaged(self, name: str, e_tag: str | None, num_bytes: int) -> Outcome:
+        """Remove a damaged object, unless someone replaced it meanwhile by one of the right size."""
         found = await self.look(name)
-        if found.outcome is Outcome.HIT and found.e_tag == e_tag:
+        if found.outcome is Outcome.HIT and (found.e_tag == e_tag or found.num_bytes != num_bytes):
             return await self._delete([name])
         return found.outcome
 

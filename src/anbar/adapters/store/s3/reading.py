@@ -33,9 +33,9 @@ class Reading:
         """Copy a piece to where it belongs. Pieces of two objects, since one replaced the other between two
         requests, make no value: an ERROR, which tells nothing of either."""
         if piece.data is None:
-            # Of a short object only the first piece says so; those beyond its end are refused.
             if self._failure is None or piece.outcome is Outcome.CORRUPT:
-                self._failure, self.e_tag = piece.outcome, piece.e_tag
+                self._failure = piece.outcome
+            self.e_tag = self.e_tag or piece.e_tag
             return
         if self.e_tag not in (None, piece.e_tag):
             self._failure = self._failure or Outcome.ERROR

@@ -62,13 +62,13 @@ class S3Store:
         self, config: S3StoreConfig, namespace: bytes, now_s: Callable[[], float] = time.time
     ) -> None:
         self._config = config
-        self._layout = Layout(Path(config.place.prefix), namespace)
+        self.layout = Layout(Path(config.place.prefix), namespace)
         self._format = RecordFormat(namespace)
         self._limits = Limits(config.part_bytes, config.ttl_s, now_s)
         self._objects = Objects(self._limits)
         self._buffers = BufferPool(max_buffers=config.concurrency)
         self._loop = RequestLoop(config.concurrency, "anbar-s3")
-        self._sweep = Sweep(self._layout)
+        self._sweep = Sweep(self.layout)
         self._is_open = False
 
     def open(self) -> str:
@@ -123,7 +123,10 @@ class S3Store:
             readings[index].take(piece)
             outcomes[index] = readings[index].outcome(self._format) or outcomes[index]
         damaged = [r for r, outcome in zip(readings, outcomes, strict=True) if outcome is Outcome.CORRUPT]
-        removals = [partial(self._objects.delete_if_same, reading.name, reading.e_tag) for reading in damaged]
+        removals = [
+            partial(self._objects.delete_damaged, reading.name, reading.e_tag, reading.num_bytes)
+            for reading in damaged
+        ]
         for _ in self._loop.run(removals, deadline_s):
             pass  # what is not removed in time, the next reader finds
         return outcomes
@@ -156,7 +159,7 @@ class S3Store:
 
     def delete_scope(self, scope: Scope, *, timeout_s: float) -> Outcome:
         (outcome,) = self._unknown(1)
-        work = partial(self._objects.delete_below, str(self._layout.version_dir), scope_dir(scope))
+        work = partial(self._objects.delete_below, str(self.layout.version_dir), scope_dir(scope))
         for _, result in self._loop.run([work], time.monotonic() + timeout_s):
             outcome = result
         return outcome
@@ -185,7 +188,7 @@ class S3Store:
         return write
 
     def _name(self, key: bytes, scope: Scope) -> str:
-        return str(self._layout.entry(key, scope))
+        return str(self.layout.entry(key, scope))
 
     def _unknown(self, num_keys: int) -> list[Outcome]:
         """What is said of keys whose requests do not end in time."""

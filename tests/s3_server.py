@@ -89,7 +89,7 @@ class S3Server:
             *(f"-{name}.port={port}" for name, port in self._ports.items()),
             *(f"-{name}.port.grpc={port + 1}" for name, port in self._ports.items()),
             *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-s3.autoCreateBucket=false"),
-            *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=20"),
+            *("-master.telemetry=false", "-master.volumeSizeLimitMB=256", "-volume.max=30"),
             f"-s3.config={self.directory / 'identities.json'}",
         ]
         with (self.directory / "log").open("ab") as log:

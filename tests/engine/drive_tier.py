@@ -32,6 +32,8 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
+from anbar.adapters.store.composed import ComposedConfig, ComposedStore
+from anbar.adapters.store.part import Part
 from anbar.adapters.vllm.fingerprint import digest_of, identity
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.step_work import step_work
@@ -40,16 +42,17 @@ from anbar.config.stores import StoreConfig, store_settings
 from anbar.core.clock import ManualClock
 from anbar.core.errors import AnbarError
 from anbar.testing.memory_store import MemoryStore
-from anbar.tier.store import Outcome
+from anbar.tier.placement import Rendezvous
+from anbar.tier.store import Outcome, Store
 
 ROWS, ROW_BYTES, CHUNK_TOKENS = 16, 64, 32
 STEP = ScheduleEndContext((), ())
 
 
 class Rig:
-    """A tier over a store in memory, stepped as vLLM's manager does."""
+    """A tier over a store in memory, or another one, stepped as vLLM's manager does."""
 
-    def __init__(self) -> None:
+    def __init__(self, other: Store | None = None) -> None:
         self.store = MemoryStore("mem")
         self.clock = ManualClock()
         self.rows = np.zeros((ROWS, ROW_BYTES), dtype=np.int8)
@@ -64,7 +67,7 @@ class Rig:
             memoryview(self.rows),
             "AnbarSharedTier",
             None,
-            store=self.store,
+            store=other or self.store,
             clock=self.clock,
             options=SharedTierOptions(Timeouts(0.5, 0.5, 0.5)),
         )
@@ -276,6 +279,25 @@ def metrics(rig: Rig) -> object:
     )
 
 
+def parts(rig: Rig) -> object:
+    """The same of a store of two copies, of which one refuses; and what is told of each."""
+    lost, kept = MemoryStore("lost"), MemoryStore("kept")
+    lost.outcome = Outcome.ERROR
+    config = ComposedConfig("both", Rendezvous(["lost", "kept"], 2))
+    store = ComposedStore(config, [Part(lost, rig.clock), Part(kept, rig.clock)], rig.clock)
+    store.open()
+    other = Rig(store)
+    stored = other.run([key(1), key(2)], [1, 2], other.request("r"), load=False)
+    data = other.tier.get_stats().data["data"]
+    other.tier.shutdown()
+    defined = SharedTier.build_metric_definitions({})
+    fits = all(
+        len(labels) == len(defined[name].labelnames) for name, samples in data.items() for labels in samples
+    )
+    told = {":".join(labels): value for labels, value in data["anbar_tier_part_keys"].items()}
+    return [stored.success, fits, told, sorted(data["anbar_tier_part_breaker_state"])]
+
+
 def fingerprints(rig: Rig) -> object:
     """How many different fingerprints the variants of one engine have, and whether an equal one is equal."""
     base = _identity()
@@ -343,7 +365,7 @@ def adapters(rig: Rig) -> object:
 
 SCENARIOS: list[Callable[[Rig], object]] = [
     round_trip, failed_load, order, worth, outage, full, wishes, pressure, break_even, steps, metrics,
-    fingerprints, adapters,
+    parts, fingerprints, adapters,
 ]  # fmt: skip
 
 

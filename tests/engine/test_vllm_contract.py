@@ -319,6 +319,16 @@ def test_metrics_are_defined(driven: dict[str, Any]) -> None:
     assert driven["metrics"] is True
 
 
+def test_parts_of_a_store_are_counted(driven: dict[str, Any]) -> None:
+    """Two keys stored in two copies, one part refuses: each part's keys by result, with the labels that were
+    announced, and the state of each part's breaker."""
+    success, fits, told, breakers = driven["parts"]
+    assert success
+    assert fits
+    assert told == {"both:lost:store:error": 2, "both:kept:store:hit": 2}
+    assert breakers == [["both", "kept"], ["both", "lost"]]
+
+
 def test_wrong_settings_are_named(driven: dict[str, Any]) -> None:
     """Key, value and what is allowed; and why the connector is needed."""
     texts = [driven[f"error {number}"] for number in range(5)]

@@ -38,6 +38,13 @@ from anbar.tier.eviction import chain_saves_s
 from anbar.tier.found import GROUP_BYTES
 from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
+from anbar.tier.part_counts import (
+    PART_BREAKER_STATE,
+    PART_BREAKER_STATE_HELP,
+    PART_KEYS,
+    PART_KEYS_HELP,
+    PartCounts,
+)
 from anbar.tier.pressure import Pressure
 from anbar.tier.reuse import ReuseSketch
 from anbar.tier.step_times import StepTimes
@@ -111,6 +118,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._num_defects = 0
         self._num_evicted = 0
         self._store_stats = StoreStats(None, None, None)
+        self._part_counts = PartCounts()
         self._events: list[OffloadingEvent] = []
         num_rows, row_bytes = len(primary_kv_view), self.block_size_bytes
         self._transfers = Transfers(
@@ -240,6 +248,11 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
             stats.set_gauge(CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
         if self._store_stats.is_writable is not None:
             stats.set_gauge(WRITABLE, int(self._store_stats.is_writable), self._label)
+        for part in self._store_stats.parts:
+            stats.set_gauge(PART_BREAKER_STATE, part.breaker, (*self._label, part.id))
+        for count in self._part_counts.take(self._store_stats.parts):
+            labels = (*self._label, count.part, count.operation, count.result)
+            stats.increase_counter(PART_KEYS, count.num_keys, labels)
         self._num_defects = 0
         return stats
 
@@ -363,4 +376,6 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         **counters,
         **{name: OffloadingCounterMetadata(text, store) for name, text in COUNTERS.items()},
         **{name: OffloadingGaugeMetadata(text, store) for name, text in GAUGES.items()},
+        PART_KEYS: OffloadingCounterMetadata(PART_KEYS_HELP, ("store", "part", "operation", "result")),
+        PART_BREAKER_STATE: OffloadingGaugeMetadata(PART_BREAKER_STATE_HELP, ("store", "part")),
     }

@@ -38,9 +38,10 @@ def test_examples_of_configurations_load(tmp_path: Path) -> None:
 
 
 def test_named_tests_exist() -> None:
-    """The page on failures names tests that there are."""
+    """The pages on failures name tests that there are."""
     tests = [(path.name, path.read_text()) for path in (REPO / "tests").rglob("test_*.py")]
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", (REPO / "docs/concepts/failures.md").read_text())
+    pages = [REPO / "docs" / page for page in ("concepts/failures.md", "guides/ha.md")]
+    named = [name for page in pages for name in re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text())]
     assert len(named) > 20
     found = {(name, test) for name, text in tests for test in re.findall(r"def (test_\w+)\(", text)}
     assert set(named) - found == set()

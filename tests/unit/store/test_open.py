@@ -1,5 +1,6 @@
 """Opening what `cache.store` names, as an engine does."""
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -120,3 +121,24 @@ def test_a_closed_store_is_closed_throughout(tmp_path: Path) -> None:
     store = open_store(from_yaml(tmp_path, REPLICATED), NAMESPACE)
     store.close()
     assert exists(store, KEY) is Outcome.ERROR
+
+
+GUIDE = Path(__file__).parents[3] / "docs/guides/ha.md"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_configurations_of_the_guide(tmp_path: Path, number: int) -> None:
+    """Both are opened as they stand in the guide, but below a directory of the test, and serve what was
+    stored after any one of their directories was lost."""
+    text = re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)[number]
+    config = from_yaml(tmp_path, text.replace("/mnt/", f"{tmp_path}/mnt/"))
+    store = open_store(config, NAMESPACE)
+    directories = sorted((tmp_path / "mnt").iterdir())
+    assert len(directories) == 3
+    for directory in directories:
+        key = directory.name.encode()
+        assert put(store, key, VALUE) is Outcome.HIT
+        shutil.rmtree(directory)
+        assert get(store, key, len(VALUE)) == (Outcome.HIT, VALUE)
+        directory.mkdir()
+    store.close()

@@ -65,16 +65,18 @@ def check_store(config: AnbarConfig) -> Iterator[Finding]:
     if not needs_vllm(config) or config.cache.mode is not CacheMode.SHARED:
         return
     findings = []
+    others = False
     for path, store in members_of(config.cache.store):
+        others |= store.kind is StoreKind.VALKEY
         if store.kind is StoreKind.FILES:
             root = Path(store_settings(store, config.state_dir)["path"])
             findings.append(check_directory("store", root, key=f"{dotted(path)}.path"))
         elif store.kind is StoreKind.S3:
             findings.append(check_bucket(store, key=f"{dotted(path)}.s3"))
-    one_is_well = any(finding.level is not Level.FAIL for finding in findings)
+    starts = others or any(finding.level is not Level.FAIL for finding in findings)
     for finding in findings:
         bad = finding.level is Level.FAIL
-        yield warn(finding.topic, finding.detail, finding.fix) if bad and one_is_well else finding
+        yield warn(finding.topic, finding.detail, finding.fix) if bad and starts else finding
 
 
 def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ makes the calls."""
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from anbar.tier.placement import Places
 from anbar.tier.store import Outcome, StoreStats
@@ -151,14 +152,20 @@ def summed(stats: Sequence[StoreStats]) -> StoreStats:
         num_entries=_sum(one.num_entries for one in stats),
         used_bytes=_sum(one.used_bytes for one in stats),
         capacity_bytes=_sum(one.capacity_bytes for one in stats),
+        is_writable=_any_writable(stats),
     )
 
 
 def of_last(stats: Sequence[StoreStats]) -> StoreStats:
     """Occupancy of layers: that of the last. The others hold copies of what it holds, and are full as a
     rule: adding them up would tell of a want of room where there is none."""
-    last = stats[-1]
-    return StoreStats(last.num_entries, last.used_bytes, last.capacity_bytes)
+    return replace(stats[-1], is_writable=_any_writable(stats))
+
+
+def _any_writable(stats: Sequence[StoreStats]) -> bool | None:
+    """One part that takes an entry is enough."""
+    known = [one.is_writable for one in stats if one.is_writable is not None]
+    return any(known) if known else None
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

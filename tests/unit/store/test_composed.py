@@ -251,14 +251,16 @@ def test_copies_that_find_no_room_are_dropped() -> None:
 
 def test_write_back_does_not_wait_for_the_further_layer() -> None:
     """The further layer stands still: a write is done as soon as the nearer has it. When it moves again it
-    gets the entry, and `close` waits for that."""
+    gets the entry, with what that is worth, and `close` waits for it."""
     layers = [MemoryStore("near"), MemoryStore("far")]
     store = layered(layers, write_back=True)
     layers[1].gate.clear()
-    assert put(store, KEY, VALUE) is Outcome.HIT
+    item = PutItem(KEY, memoryview(VALUE), saves_s=7.0)
+    assert store.put([item], scope="", timeout_s=TIMEOUT_S) == [Outcome.HIT]
     layers[1].gate.set()
     store.close()
     assert get(_reopened(layers[1]), KEY, len(VALUE)) == (Outcome.HIT, VALUE)
+    assert layers[1].saves_s == {KEY: 7.0}
 
 
 def _reopened(store: MemoryStore) -> MemoryStore:

@@ -22,7 +22,7 @@ class Rig:
         self.copies.start()
 
     def offer(self, key: bytes, scope: Scope = "", parts: tuple[int, ...] = (0,)) -> bool:
-        return self.copies.offer((scope, key), memoryview(b"v" * 10), parts, self.copies.now())
+        return self.copies.offer(scope, PutItem(key, memoryview(b"v" * 10)), parts, self.copies.now())
 
     def flush(self) -> int:
         self.gate.set()
@@ -89,9 +89,9 @@ def test_what_was_read_before_or_during_a_removal_is_not_written(rig: Rig) -> No
     before = rig.copies.now()
     with rig.copies.removing("", [b"other"], 0.0):
         during = rig.copies.now()
-        assert not rig.copies.offer(("", b"1"), memoryview(b"v"), (0,), during)
+        assert not rig.copies.offer("", PutItem(b"1", memoryview(b"v")), (0,), during)
     for since in (before, during):
-        assert not rig.copies.offer(("", b"1"), memoryview(b"v"), (0,), since)
+        assert not rig.copies.offer("", PutItem(b"1", memoryview(b"v")), (0,), since)
     assert rig.offer(b"2")
     assert rig.flush() == 0
     assert rig.written == [(0, "", b"2")]

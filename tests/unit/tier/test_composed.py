@@ -114,3 +114,6 @@ def test_occupancy() -> None:
     assert summed([near, far]) == StoreStats(3, 40, None)
     assert summed([near, dark]) == StoreStats(None, None, 27)
     assert of_last([near, far]) == far
+    full = StoreStats(1, 10, 20, is_writable=False)
+    assert summed([full, full]).is_writable is False
+    assert of_last([StoreStats(1, 10, 20, is_writable=True), full]) == StoreStats(1, 10, 20, (), True)

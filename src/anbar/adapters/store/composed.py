@@ -15,7 +15,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from anbar.adapters.store.copies import Copies, Moment
@@ -112,9 +112,9 @@ class ComposedStore:
         if self._config.write_back:
             self._write([of[:1] for of in places], ask, said, started_s + timeout_s / 2)
             for index, item in enumerate(items):
-                is_there, entry = Outcome.HIT in said[index].values(), (scope, item.key)
+                is_there = Outcome.HIT in said[index].values()
                 del places[index][0]
-                if is_there and self._copies.offer(entry, item.data, places[index], since):
+                if is_there and self._copies.offer(scope, item, places[index], since):
                     places[index].clear()
         self._write(places, ask, said, started_s + timeout_s)
         for item, outcomes in zip(items, said, strict=True):
@@ -147,8 +147,7 @@ class ComposedStore:
         parts: list[PartStats] = []
         for part, stats in zip(self._parts, every, strict=True):
             parts += [part.stats(), *stats.parts]
-        whole = self._config.occupancy(every)
-        return StoreStats(whole.num_entries, whole.used_bytes, whole.capacity_bytes, tuple(parts))
+        return replace(self._config.occupancy(every), parts=tuple(parts))
 
     def is_settled(self) -> bool:
         """Whether no copy waits to be written."""
@@ -260,7 +259,7 @@ class ComposedStore:
         return True
 
     def _repair(self, item: PutItem, scope: Scope, parts: Sequence[int], since: Moment) -> None:
-        if not self._copies.offer((scope, item.key), item.data, parts, since):
+        if not self._copies.offer(scope, item, parts, since):
             for part in parts:
                 self._parts[part].count(Operation.REPAIR, [DROPPED])
 

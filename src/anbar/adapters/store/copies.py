@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NewType
 
 from anbar.tier.store import PutItem, Scope
@@ -29,7 +30,7 @@ class Copies:
         self._write = write
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._waiting: list[OrderedDict[Entry, bytes]] = [OrderedDict() for _ in range(num_parts)]
+        self._waiting: list[OrderedDict[Entry, PutItem]] = [OrderedDict() for _ in range(num_parts)]
         self._running: list[Collection[Entry]] = [()] * num_parts
         self._num_bytes = 0
         self._num_removals = 0
@@ -48,22 +49,22 @@ class Copies:
         with self._changed:
             return Moment(self._num_removals)
 
-    def offer(self, entry: Entry, data: memoryview, parts: Collection[int], since: Moment) -> bool:
-        """Copy `data` and write it into `parts` some time; False, and nothing is done, when too much waits
+    def offer(self, scope: Scope, item: PutItem, parts: Collection[int], since: Moment) -> bool:
+        """Copy the value and write it into `parts` some time; False, and nothing is done, when too much waits
         already, or something was removed after `since`: it could be this."""
-        num_bytes = data.nbytes * len(parts)
+        num_bytes = item.data.nbytes * len(parts)
         with self._changed:
             if not self._may_take(since) or self._num_bytes + num_bytes > self._max_bytes:
                 return False
             self._num_bytes += num_bytes
-        value = bytes(data)
+        entry, copy = (scope, item.key), replace(item, data=memoryview(bytes(item.data)))
         with self._changed:
             may_take = self._may_take(since)
             for part in parts:
                 if may_take and entry not in self._waiting[part]:
-                    self._waiting[part][entry] = value
+                    self._waiting[part][entry] = copy
                 else:
-                    self._num_bytes -= len(value)
+                    self._num_bytes -= copy.data.nbytes
             self._changed.notify_all()
         return may_take
 
@@ -81,7 +82,7 @@ class Copies:
             self._num_removing += 1
             for waiting in self._waiting:
                 for entry in [entry for entry in waiting if is_meant(entry)]:
-                    self._num_bytes -= len(waiting.pop(entry))
+                    self._num_bytes -= waiting.pop(entry).data.nbytes
             has_ended = self._changed.wait_for(
                 lambda: not any(is_meant(entry) for running in self._running for entry in running), timeout_s
             )
@@ -130,12 +131,12 @@ class Copies:
                     self._changed.notify_all()
 
     @staticmethod
-    def _take(waiting: OrderedDict[Entry, bytes]) -> tuple[Scope, list[PutItem]]:
+    def _take(waiting: OrderedDict[Entry, PutItem]) -> tuple[Scope, list[PutItem]]:
         """The entries that wait longest, of one scope."""
         items: list[PutItem] = []
         scope, num_bytes = next(iter(waiting))[0], 0
         while waiting and num_bytes < _BATCH_BYTES and next(iter(waiting))[0] == scope:
-            (_, key), value = waiting.popitem(last=False)
-            items.append(PutItem(key, memoryview(value)))
-            num_bytes += len(value)
+            _, item = waiting.popitem(last=False)
+            items.append(item)
+            num_bytes += item.data.nbytes
         return scope, items

@@ -80,10 +80,17 @@ def test_a_damaged_copy_is_repaired(place: Place) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.write_bytes(data)
-    answer = loaded(place)
-    assert answer.text == place.computed.text
-    assert answer.cached > 0.9 * answer.prompt_tokens
-    num_damaged = place.engine.wait_metric(PART_KEYS, 1, part="a", operation="load", result="corrupt")
-    place.engine.wait_metric(PART_KEYS, num_damaged, part="a", operation="repair", result="hit")
-    assert loaded(place).text == place.computed.text
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        answer = loaded(place)
+        assert answer.text == place.computed.text
+        assert answer.cached > 0.9 * answer.prompt_tokens
+        # What was repaired after a call is told with the next one.
+        num_damaged = place.engine.metric(PART_KEYS, part="a", operation="load", result="corrupt")
+        num_repaired = place.engine.metric(PART_KEYS, part="a", operation="repair", result="hit")
+        if 0 < num_damaged <= num_repaired:
+            break
+        assert time.monotonic() < deadline_s
+    for _ in range(2):
+        assert loaded(place).text == place.computed.text
     assert place.engine.metric(PART_KEYS, part="a", result="corrupt") == num_damaged

@@ -1,6 +1,7 @@
 """Stores made of stores, beyond the store contract: what is lost when what fails, and what is made good."""
 
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -222,6 +223,36 @@ def test_a_removal_that_one_member_missed_is_not_done(
     members[0].outcome = None
     assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT
     assert not any(holders(members, key) for key in KEYS)
+
+
+class SlowWriter(MemoryStore):
+    """Writes wait until `may_write` is set, and say with `begun` that they do."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.may_write = threading.Event()
+        self.begun = threading.Event()
+
+    def put(self, items: Sequence[PutItem], *, scope: str, timeout_s: float) -> list[Outcome]:
+        self.begun.set()
+        self.may_write.wait()
+        return super().put(items, scope=scope, timeout_s=timeout_s)
+
+
+def test_a_removal_waits_for_a_copy_that_is_being_written() -> None:
+    """An entry is being copied into the further layer when it is removed: without the time to wait for that
+    the removal is not done, for the copy comes after it. Once more, when the copy has come: it is."""
+    near, far = MemoryStore("near"), SlowWriter("far")
+    store = layered([near, far], write_back=True)
+    assert put(store, KEY, VALUE) is Outcome.HIT
+    assert far.begun.wait(TIMEOUT_S)
+    assert store.delete([KEY], scope="", timeout_s=0.001) == [Outcome.TIMEOUT]
+    far.may_write.set()
+    settle(store)
+    assert exists(store, KEY) is Outcome.HIT
+    assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT
+    assert exists(store, KEY) is Outcome.MISS
+    store.close()
 
 
 def test_what_a_further_layer_has_is_copied_into_the_nearer_one() -> None:

@@ -396,6 +396,10 @@ def plugin_errors(output: dict[str, object]) -> None:
         plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={"kind": "files", "path": "/tmp"})
     except AnbarError as error:
         output["without configuration"] = str(error)
+    try:
+        plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={}, load="often")
+    except AnbarError as error:
+        output["wrong load"] = str(error)
 
 
 def main(path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from anbar.adapters.process import guard
 from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
-from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig
+from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig, Loading
 from anbar.config.render import EngineCommand, EngineSlot, engine_command
 from anbar.config.split import SplitVia
 from anbar.config.stores import StoreConfig, store_settings
@@ -70,11 +70,13 @@ def native() -> CacheConfig:
 
 
 def shared(store: Path, host_bytes: int = 768 * MIB, chunk_blocks: int = 1) -> CacheConfig:
-    """Offload to host RAM and to a store of files."""
+    """Offload to host RAM and to a store of files, and load whatever is there: how long a load takes on a
+    busy machine decides nothing."""
     return CacheConfig(
         mode=CacheMode.SHARED,
         host_bytes=host_bytes,
         chunk_blocks=chunk_blocks,
+        load=Loading.ALWAYS,
         store=StoreConfig(path=store, id="test"),
     )
 

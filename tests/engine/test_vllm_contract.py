@@ -331,6 +331,7 @@ def test_parts_of_a_store_are_counted(driven: dict[str, Any]) -> None:
 
 def test_wrong_settings_are_named(driven: dict[str, Any]) -> None:
     """Key, value and what is allowed; and why the connector is needed."""
+    assert driven["wrong load"] == "load is 'often'; allowed: auto, always"
     texts = [driven[f"error {number}"] for number in range(5)]
     for text, part in zip(
         texts, ("allowed: files", "path", "speed", "/dev/null", "capacity_bytes"), strict=True

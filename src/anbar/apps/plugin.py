@@ -14,6 +14,7 @@ A composition root; `apps.stores` knows the kinds of stores.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
@@ -27,6 +28,7 @@ from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import Timeouts
 from anbar.apps.clock import SystemClock
 from anbar.apps.stores import open_store
+from anbar.config.models import Loading
 from anbar.config.store_checks import read_store
 from anbar.config.stores import StoreConfig
 from anbar.core.errors import ConfigError
@@ -45,12 +47,33 @@ class AnbarOffloadingSpec(HostOffloadingSpec):
     """Host RAM as the first tier, on GPUs and on CPUs."""
 
 
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What the shared tier's entry may have beside `store`."""
+
+    weights_id: str | None = None
+    load: Loading = Loading.AUTO
+
+    @classmethod
+    def read(cls, settings: Mapping[str, object]) -> "TierSettings":
+        """Raises ConfigError for unknown keys and wrong values."""
+        unknown = sorted(settings.keys() - {"weights_id", "load"})
+        if unknown:
+            raise ConfigError(f"the shared tier has no {unknown[0]}; allowed: load, store, weights_id")
+        weights_id, load = settings.get("weights_id"), settings.get("load", "auto")
+        if not isinstance(weights_id, str | None):
+            raise ConfigError(f"weights_id is {weights_id!r}; allowed: a name")
+        if not isinstance(load, str) or load not in tuple(Loading):
+            raise ConfigError(f"load is {load!r}; allowed: {', '.join(Loading)}")
+        return cls(weights_id, Loading(load))
+
+
 class AnbarSharedTier(SharedTier):
     """The shared tier, from its entry in `secondary_tiers`.
 
     `store` has the keys of `cache.store` in anbar.yaml; `weights_id` names the weights where they cannot be
-    looked at. Raises ConfigError for what is unknown or wrong, StoreError when the store
-    cannot be opened."""
+    looked at; `load` is `cache.load`. Raises ConfigError for what is unknown or wrong, StoreError when the
+    store cannot be opened."""
 
     def __init__(
         self,
@@ -60,8 +83,9 @@ class AnbarSharedTier(SharedTier):
         backpressure_detector: BackpressureDetector | None = None,
         *,
         store: Mapping[str, object],
-        weights_id: str | None = None,
+        **further: object,
     ) -> None:
+        options = TierSettings.read(further)
         vllm_config = get_current_vllm_config_or_none()
         if vllm_config is None:
             raise ConfigError(
@@ -70,7 +94,7 @@ class AnbarSharedTier(SharedTier):
                 '"kv_connector_module_path": "anbar.apps.plugin" in --kv-transfer-config'
             )
         row_bytes = primary_kv_view.nbytes // len(primary_kv_view)
-        namespace = fingerprint(vllm_config, offloading_spec, row_bytes, weights_id)
+        namespace = fingerprint(vllm_config, offloading_spec, row_bytes, options.weights_id)
         settings = read_store(store)
         opened = open_store(settings, namespace)
         logger.info("Shared tier: store %s, fingerprint %s", opened.id, namespace.hex()[:16])
@@ -81,7 +105,7 @@ class AnbarSharedTier(SharedTier):
             backpressure_detector,
             store=opened,
             clock=SystemClock(),
-            options=SharedTierOptions(timeouts(settings)),
+            options=SharedTierOptions(timeouts(settings), weighs_loads=options.load is Loading.AUTO),
         )
 
 

@@ -73,6 +73,13 @@ class Offload(StrEnum):
     PROMPT = "prompt"
 
 
+class Loading(StrEnum):
+    """What of the shared store is loaded."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+
+
 class PolicyName(StrEnum):
     """How the router picks an engine."""
 
@@ -220,6 +227,10 @@ class CacheConfig(ConfigModel):
 
     offload: Offload = Offload.ALL
     """all: answers too, so that the next turn of a chat finds them. prompt: prompts only."""
+
+    load: Loading = Loading.AUTO
+    """auto: from the store comes what is sooner loaded than computed, by what the engine has measured of
+    both. always: whatever is found, to spare the engine's time rather than the request's."""
 
     store: StoreConfig = Field(default_factory=StoreConfig)
     """Used when `mode` is shared."""

@@ -19,6 +19,7 @@ from anbar.config.models import (
     Device,
     Dtype,
     LaunchConfig,
+    Loading,
     Offload,
 )
 from anbar.config.split import SplitVia, nixl_port
@@ -229,6 +230,8 @@ def _transfer(
         tier = {"type": "AnbarSharedTier", "module_path": PLUGIN_MODULE, "store": dict(store)}
         if weights_id is not None:
             tier["weights_id"] = weights_id
+        if cache.load is not Loading.AUTO:
+            tier["load"] = str(cache.load)
         extra["secondary_tiers"] = [tier]
     return {**_connector(cache), "engine_id": slot.region, "kv_connector_extra_config": extra}
 

@@ -6,7 +6,7 @@ be told apart; then the scale of the prior's shape is what is learned. A load co
 times slower or faster than expected, so that no single one that hung or hit a cache decides anything.
 
 What was learned fades with time, too, because a store that looks too slow is asked for little and would never
-look otherwise: after a few minutes without loads nothing is known, and what is not known is tried.
+look otherwise: after a quarter of an hour without loads nothing is known, and what is not known is tried.
 """
 
 import math
@@ -24,11 +24,11 @@ HALF_LIFE = 5
 """Loads after which one counts half. Slow ones weigh little (`FadedSums`), so a longer memory would believe
 for too long that a store is as fast as it was: with this one ten times slower is known after two dozen."""
 
-HALF_LIFE_S = 120.0
+HALF_LIFE_S = 600.0
 """Seconds after which what was learned counts half."""
 
-FEWEST = 0.5
-"""Faded loads with which something is known."""
+FEWEST = 2.5
+"""Faded loads with which something is known: three, so that none decides by itself."""
 
 MAX_STEP = 4.0
 MAX_FIRST_STEP = 1e4

@@ -178,6 +178,13 @@ def test_launch_values_reach_the_command() -> None:
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     (tier,) = transfer(argv)["kv_connector_extra_config"]["secondary_tiers"]
     assert tier["weights_id"] == "w1"
+    assert "load" not in tier
+
+
+def test_loading_always_is_said_to_the_tier() -> None:
+    """The plugin's own default is what anbar.yaml's is."""
+    (tier,) = transfer(render(CPU, {"load": "always"})[0])["kv_connector_extra_config"]["secondary_tiers"]
+    assert tier["load"] == "always"
 
 
 def test_engines_without_statistics_tell_no_times() -> None:

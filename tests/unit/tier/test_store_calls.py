@@ -168,6 +168,14 @@ def test_closing_refuses_what_is_queued(rig: Rig) -> None:
     assert get(rig.store, b"0", ROW_BYTES, "tenant")[0] is Outcome.ERROR
 
 
+def test_calls_after_the_end_are_refused(rig: Rig) -> None:
+    """The threads are gone: who waits for all results still gets one for each call."""
+    rig.calls.close()
+    rig.calls.submit(Question("", (b"key",)))
+    rig.calls.submit(transfer(Direction.STORE, b"key", 1))
+    assert [result.outcomes for result in rig.calls.collect_all()] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("outcomes", "verdict"),
     [

@@ -88,6 +88,8 @@ class SharedTierOptions:
     """Deadlines of single calls."""
     threads_per_lane: int = 2
     """Threads for each of lookups, loads and stores."""
+    weighs_loads: bool = True
+    """Load only what is sooner loaded than computed; else whatever is found."""
 
 
 class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not there when types are checked
@@ -146,7 +148,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
             self._breaker,
             self._tally,
             timeout_s=options.timeouts.lookup_s,
-            admission=self._admission,
+            admission=self._admission if options.weighs_loads else None,
         )
         self._gate = StoreGate(Pressure(clock), ReuseSketch(), self._tally)
         self._chunk_tokens: dict[int, int] = {

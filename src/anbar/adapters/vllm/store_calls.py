@@ -72,8 +72,11 @@ class StoreCalls:
                 self._threads.append(thread)
 
     def submit(self, call: AnyCall) -> None:
-        """Queue a call; its result will be collected."""
+        """Queue a call; its result will be collected. Refused at once when nobody is there to make it."""
         self._num_open += 1
+        if self._closing:
+            self._results.put(Result(call, None))
+            return
         if isinstance(call, Question):
             self._lookups.put(call)
         elif call.direction is Direction.LOAD:

@@ -17,7 +17,7 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up demo test test-engine check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine model
+.PHONY: help up demo test test-engine check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
@@ -30,7 +30,7 @@ demo: install-router ## the same on emulated engines: seconds, no torch, no vLLM
 
 test: install check unit model integration e2e ## everything that must hold: checks, unit, integration, real vLLM
 
-test-engine: install model ## the slower tests on real vLLM
+test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the slower tests on real vLLM
 	@echo "== tests on real vLLM, minutes"
 	@$(PYTEST) tests/engine --timeout 900 -v -n $(LANES)
 
@@ -74,6 +74,9 @@ install-router:
 install-engine:
 	@$(PYTHON) scripts/install.py .venv-engine requirements/engine.txt
 
+install-lmcache: install-engine
+	@$(PYTHON) scripts/install.py .venv-lmcache --over .venv-engine requirements/lmcache.txt
+
 model: install ## unpack the small model
 	@$(VENV)/anbar model >/dev/null
 
@@ -85,4 +88,4 @@ clean: ## remove caches and what runs left; environments and the model stay
 	rm -rf .anbar/logs .anbar/store
 
 distclean: clean ## clean, and remove environments and the model too
-	rm -rf .venv .venv-engine .anbar
+	rm -rf .venv .venv-engine .venv-lmcache .anbar

@@ -20,7 +20,9 @@ def main() -> int:
     """Exit status 1 when anything disagrees; a line for each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [Requirement(text) for text in project["dependencies"]]
-    pins = {name: _pins(ROOT / "requirements" / f"{name}.txt") for name in ("base", "dev", "engine")}
+    pins = {
+        name: _pins(ROOT / "requirements" / f"{name}.txt") for name in ("base", "dev", "engine", "lmcache")
+    }
     problems = []
     for need in needs:
         name = canonicalize_name(need.name)
@@ -41,6 +43,8 @@ def main() -> int:
     problems += [f"engine.txt does not pin {name}" for name in PLUGIN_NEEDS if name not in pins["engine"]]
     both = pins["base"].keys() & pins["dev"].keys()
     problems += [f"{name} is pinned in base.txt and in dev.txt" for name in sorted(both)]
+    both = pins["engine"].keys() & pins["lmcache"].keys()
+    problems += [f"{name} is pinned in engine.txt and in lmcache.txt" for name in sorted(both)]
     for problem in problems:
         print(problem)
     print(f"requirements: {sum(map(len, pins.values()))} pins, {len(problems)} problems")

@@ -25,6 +25,7 @@ from anbar.apps.router.openapi import document
 from anbar.config import models
 from anbar.config.discover import DiscoverConfig
 from anbar.config.exchange import ExchangeConfig
+from anbar.config.lmcache import LmcacheConfig
 from anbar.config.record import RecordConfig
 from anbar.config.s3 import S3Config
 from anbar.config.split import SplitConfig
@@ -47,6 +48,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("cache.store, cache.store.members[]", StoreConfig),
     ("cache.store.s3", S3Config),
     ("cache.store.valkey", ValkeyStoreConfig),
+    ("cache.lmcache", LmcacheConfig),
     ("router", models.RouterConfig),
     ("router.models.NAME[]", models.TargetConfig),
     ("router.exchange", ExchangeConfig),

@@ -1,6 +1,7 @@
 """Makes a virtual environment and installs pinned requirements into it, with progress.
 
     install.py VENV REQUIREMENTS…
+    install.py VENV --over OTHER_VENV REQUIREMENTS…     sees the packages of another one, too
 
 Standard library only: it runs before anything is installed. A stamp in the environment tells a later call
 that nothing has changed; then it does nothing. pip spends most of its time on single-core work (index pages,
@@ -39,8 +40,8 @@ HEAVY = (
 REPORT_S = 5.0
 
 
-def main(venv: Path, files: list[Path]) -> int:
-    """Exit status 0 when the environment holds all of `files` and anbar itself."""
+def main(venv: Path, files: list[Path], over: Path | None = None) -> int:
+    """Exit status 0 when the environment holds all of `files`, and anbar itself or what `over` has."""
     if sys.version_info < (3, 11):  # noqa: UP036 (this is what runs on any Python)
         return _fail(
             f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12"
@@ -61,26 +62,24 @@ def main(venv: Path, files: list[Path]) -> int:
             hint = "on Debian and Ubuntu: apt install python3-venv"
             return _fail(f"{venv.name} could not be made ({hint}):\n{made.stdout}{made.stderr}")
     stamp.unlink(missing_ok=True)
+    if over is not None:
+        # Not a mere path: that one's own .pth files count too, which say where anbar is.
+        (_site(venv) / "over.pth").write_text(f"import site; site.addsitedir({str(_site(over))!r})\n")
     wanted = [line for file in files for line in _requirements(file)]
     status = _install(venv, python, wanted, begin)
     if status != 0:
         return status
-    itself = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "-qq",
-        "--no-deps",
-        "--no-build-isolation",
-        "-e",
-        str(ROOT),
-    ]
-    if subprocess.run(itself, check=False, env=_environment()).returncode != 0:
+    if over is None and not _install_itself(python):
         return _fail(f"anbar itself could not be installed into {venv.name}")
     stamp.write_text(identity)
     _say(f"{venv.name}: {len(wanted)} packages installed in {time.monotonic() - begin:.0f} s")
     return 0
+
+
+def _install_itself(python: Path) -> bool:
+    options = ["-qq", "--no-deps", "--no-build-isolation", "-e", str(ROOT)]
+    command = [str(python), "-m", "pip", "install", *options]
+    return subprocess.run(command, check=False, env=_environment()).returncode == 0
 
 
 def _install(venv: Path, python: Path, wanted: list[str], begin: float) -> int:
@@ -98,7 +97,7 @@ def _install(venv: Path, python: Path, wanted: list[str], begin: float) -> int:
         )
         command = [str(python), "-m", "pip", "install", "-qq", *options, *extra, "-r", str(listed)]
         pips.append(subprocess.Popen(command, env=_environment()))
-    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
+    site = _site(venv)
     names = {_normal(line.split("==")[0]) for line in wanted}
     said = time.monotonic()
     while any(pip.poll() is None for pip in pips):
@@ -114,6 +113,10 @@ def _install(venv: Path, python: Path, wanted: list[str], begin: float) -> int:
     if any(pip.wait() != 0 for pip in pips):
         return _fail(f"{venv.name}: pip failed (see above)")
     return 0
+
+
+def _site(venv: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
 
 
 def _progress(site: Path, names: set[str]) -> str:
@@ -172,4 +175,6 @@ def _fail(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).absolute(), [Path(name) for name in sys.argv[2:]]))
+    environment, *listed = (Path(argument) for argument in sys.argv[1:])
+    below = listed[1].absolute() if listed[0].name == "--over" else None
+    sys.exit(main(environment.absolute(), listed[2:] if below else listed, below))

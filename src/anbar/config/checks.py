@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from anbar.config.discover import DiscoverConfig, Records
 from anbar.config.exchange_checks import check_exchange
 from anbar.config.managed import EMULATED_ARGS, MANAGED_ARGS, MANAGED_ENV, managed_flag
-from anbar.config.models import AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
+from anbar.config.models import AnbarConfig, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import KeyPath, Problem
 from anbar.config.roles import check_roles
 from anbar.config.sizes import format_size
@@ -145,7 +145,7 @@ def _ports(config: AnbarConfig) -> Iterator[Problem]:
 
 def _cache(config: AnbarConfig) -> Iterator[Problem]:
     cache = config.cache
-    if cache.mode is not CacheMode.NONE and cache.host_bytes < MIN_HOST_BYTES:
+    if cache.has_host_tier and cache.host_bytes < MIN_HOST_BYTES:
         need = f"needs at least {format_size(MIN_HOST_BYTES)} with cache.mode {cache.mode}"
         yield Problem(("cache", "host_bytes"), f"is {format_size(cache.host_bytes)}; {need}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from anbar.config.checks import check
-from anbar.config.models import DEFAULT_MODEL, AnbarConfig, Device, EngineConfig, LaunchConfig
+from anbar.config.models import DEFAULT_MODEL, AnbarConfig, CacheMode, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import dotted
 from anbar.core.errors import ConfigError
 
@@ -79,6 +79,8 @@ def emulate(config: AnbarConfig, emulation: Emulation, is_free: Callable[[int], 
             "cost_file": emulation.cost_file(engine.cost_file),
         }
         engines.append(engine.model_copy(update=update))
+    if config.cache.mode is CacheMode.LMCACHE:
+        assumptions.append("LMCache is not modelled: emulated engines keep KV on their device only")
     result = config.model_copy(update={"engines": tuple(engines)})
     for problem in check(result):
         raise ConfigError(f"command line --emulated: {dotted(problem.path)}: {problem.message}")

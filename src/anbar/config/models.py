@@ -27,6 +27,7 @@ from anbar.config.fields import (
     Share,
     ZmqUrl,
 )
+from anbar.config.lmcache import LmcacheConfig
 from anbar.config.record import RecordConfig
 from anbar.config.split import Role, SplitConfig
 from anbar.config.stores import StoreConfig
@@ -64,6 +65,7 @@ class CacheMode(StrEnum):
     NONE = "none"
     NATIVE = "native"
     SHARED = "shared"
+    LMCACHE = "lmcache"
 
 
 class Offload(StrEnum):
@@ -217,7 +219,8 @@ class CacheConfig(ConfigModel):
     """Where KV goes when it leaves the device of a launched engine."""
 
     mode: CacheMode = CacheMode.SHARED
-    """none: dropped. native: host RAM of the same engine. shared: host RAM and the store."""
+    """none: dropped. native: host RAM of the same engine. shared: host RAM and the store. lmcache: an LMCache
+    server."""
 
     host_bytes: Bytes = 2 * 1024**3
     """Host RAM per engine for evicted and preempted KV, in /dev/shm; over all its workers together."""
@@ -234,6 +237,19 @@ class CacheConfig(ConfigModel):
 
     store: StoreConfig = Field(default_factory=StoreConfig)
     """Used when `mode` is shared."""
+
+    lmcache: LmcacheConfig = Field(default_factory=LmcacheConfig)
+    """Used when `mode` is lmcache."""
+
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether a launched engine keeps KV in host RAM of its own."""
+        return self.mode in (CacheMode.NATIVE, CacheMode.SHARED)
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """Host RAM that each launched engine keeps KV in; 0 where the mode has none."""
+        return self.host_bytes if self.has_host_tier else 0
 
 
 class ExplainConfig(ConfigModel):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from anbar.config.checks import CPU_BLOCK_MULTIPLE
+from anbar.config.exchange import host_and_port
+from anbar.config.lmcache import LmcacheConfig
 from anbar.config.models import (
     AnbarConfig,
     CacheConfig,
@@ -218,6 +220,8 @@ def _transfer(
 ) -> dict[str, Any] | None:
     if cache.mode is CacheMode.NONE:
         return None
+    if cache.mode is CacheMode.LMCACHE:
+        return None if slot.device is Device.EMULATED else _lmcache(cache.lmcache, slot)
     extra: dict[str, Any] = {
         "cpu_bytes_to_use": cache.host_bytes,
         "blocks_per_chunk": cache.chunk_blocks,
@@ -234,6 +238,25 @@ def _transfer(
             tier["load"] = str(cache.load)
         extra["secondary_tiers"] = [tier]
     return {**_connector(cache), "engine_id": slot.region, "kv_connector_extra_config": extra}
+
+
+def _lmcache(lmcache: LmcacheConfig, slot: EngineSlot) -> dict[str, Any]:
+    """Of 0.5.6, as its connector in vLLM 0.32 reads it. What cannot be loaded is computed: by default such a
+    request fails."""
+    host, port = host_and_port(lmcache.server)
+    extra = {
+        "lmcache.mp.host": f"tcp://[{host}]" if ":" in host else f"tcp://{host}",
+        "lmcache.mp.port": port,
+        "lmcache.mp.mq_timeout": lmcache.timeout_s,
+        "lmcache.mp.heartbeat_interval": lmcache.heartbeat_s,
+    }
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": slot.region,
+        "kv_connector_extra_config": extra,
+    }
 
 
 def _nixl(slot: EngineSlot) -> dict[str, Any]:

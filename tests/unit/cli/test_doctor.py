@@ -16,11 +16,14 @@ import zmq
 from anbar.apps.doctor import Finding, Level
 from anbar.apps.doctor.discovery import check_discovery
 from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, check_ports, check_shm
+from anbar.apps.doctor.lmcache import check_lmcache
 from anbar.apps.doctor.model import check_model
 from anbar.apps.doctor.remote import check_engine
 from anbar.apps.doctor.run import check_store
+from anbar.apps.interpreter import Interpreter
 from anbar.apps.machine import Machine, container_memory, read_machine
 from anbar.config.discover import DiscoverConfig
+from anbar.config.lmcache import LmcacheConfig
 from anbar.config.models import AnbarConfig, CacheConfig, Device, Dtype, EngineConfig, LaunchConfig
 from anbar.config.render import EngineSlot
 from tests.ports import free_port, free_ports
@@ -408,3 +411,22 @@ def test_directories_of_a_store_made_of_stores(tmp_path: Path) -> None:
     assert (well.level, wrong.level) == (Level.OK, Level.WARN)
     assert "cache.store.members[1].path" in wrong.fix
     assert [finding.level for finding in findings(bad, worse)] == [Level.FAIL] * 2
+
+
+def test_lmcache(tmp_path: Path) -> None:
+    """The package and the server, each with what helps when it is not there, or is of another version."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = LmcacheConfig(server=f"127.0.0.1:{listener.getsockname()[1]}")
+        good = list(check_lmcache(there, engine_python(tmp_path, "0.5.6")))
+        other = list(check_lmcache(there, engine_python(tmp_path, "0.4.0")))
+    assert [found.level for found in good] == [Level.OK, Level.OK]
+    assert [found.level for found in other] == [Level.FAIL, Level.OK]
+    absent, silent = check_lmcache(
+        LmcacheConfig(server=f"127.0.0.1:{free_port()}"), engine_python(tmp_path, None)
+    )
+    assert "pip install 'lmcache==" in absent.fix
+    assert "lmcache server --host 127.0.0.1" in silent.fix
+
+
+def engine_python(tmp_path: Path, lmcache: str | None) -> Interpreter:
+    return Interpreter(tmp_path / "python", "test", "3.11", "0.32.0", True, "0.1.0", (), None, lmcache)

@@ -120,3 +120,11 @@ def test_a_cost_file_is_what_the_emulated_engine_takes(
     assert engine.launch is not None
     assert engine.launch.args[engine.launch.args.index("--cost") + 1] == argument
     assert engine.cost_file == (Path(expected) if expected else None)
+
+
+def test_lmcache_is_not_modelled() -> None:
+    """It is said, and the emulated engines get no connector: they have no such tier."""
+    config = AnbarConfig.model_validate({"engines": [LAUNCHED], "cache": {"mode": "lmcache"}})
+    found = emulate(config, Emulation(), lambda port: True)
+    (said,) = found.assumptions
+    assert "LMCache is not modelled" in said

@@ -115,7 +115,10 @@ def test_wrong_overrides(key: str, words: str) -> None:
         ("", "anbar.yaml:1: holds no settings; {} is a file with the defaults"),
         ("# all\n# commented out\n", "anbar.yaml:1: holds no settings"),
         ("router: {prot: 1}", "anbar.yaml:1: router.prot: unknown key; did you mean `port`?"),
-        ("cache:\n  mode: lmcache", "anbar.yaml:2: cache.mode: is 'lmcache'; allowed: none, native, shared"),
+        (
+            "cache:\n  mode: redis",
+            "anbar.yaml:2: cache.mode: is 'redis'; allowed: none, native, shared, lmcache",
+        ),
         ("router:\n  port: '80'", "anbar.yaml:2: router.port: is '80'; allowed: a whole number"),
         ("router:\n  port: 70000", "anbar.yaml:2: router.port: is 70000; allowed: at most 65535"),
         ("router:\n  port: true", "anbar.yaml:2: router.port: is True; allowed: a whole number"),

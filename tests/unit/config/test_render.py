@@ -126,6 +126,23 @@ def test_native_on_cuda_is_stock_vllm() -> None:
     assert "HF_HUB_OFFLINE" not in env
 
 
+@pytest.mark.parametrize(("server", "host"), [("10.0.0.9:6000", "10.0.0.9"), ("[fd00::9]:6000", "[fd00::9]")])
+def test_lmcache_is_vllms_own_connector(server: str, host: str) -> None:
+    """No Anbar code in the engine; a load that fails is computed, and nobody waits for five minutes for a
+    server that is dead."""
+    argv, _ = render(CPU, {"mode": "lmcache", "lmcache": {"server": server}})
+    assert "anbar.apps.plugin" not in " ".join(argv)
+    made = transfer(argv)
+    assert made["kv_connector"] == "LMCacheMPConnector"
+    assert made["kv_load_failure_policy"] == "recompute"
+    assert made["kv_connector_extra_config"] == {
+        "lmcache.mp.host": f"tcp://{host}",
+        "lmcache.mp.port": 6000,
+        "lmcache.mp.mq_timeout": 20.0,
+        "lmcache.mp.heartbeat_interval": 2.0,
+    }
+
+
 def test_native_on_cpu_uses_the_plugin_without_a_store() -> None:
     """Stock vLLM refuses to offload on a cpu."""
     extra = transfer(render(CPU, {"mode": "native"})[0])["kv_connector_extra_config"]

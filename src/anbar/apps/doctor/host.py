@@ -11,7 +11,7 @@ from anbar.apps.doctor.finding import Finding, fail, ok, warn
 from anbar.apps.machine import Machine
 from anbar.apps.stack.placement import Slots
 from anbar.apps.stack.ports import TAKEN, bind_problem, can_listen, holder_of
-from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig
+from anbar.config.models import AnbarConfig, Device, LaunchConfig
 from anbar.config.render import CPU_KV_BYTES, EngineSlot
 from anbar.config.sizes import format_size
 
@@ -51,7 +51,7 @@ def memory_need(launch: LaunchConfig, slot: EngineSlot, config: AnbarConfig, wei
     has no KV and no weights."""
     if slot.device is Device.EMULATED:
         return _EMULATOR_BYTES
-    tier = config.cache.host_bytes if config.cache.mode is not CacheMode.NONE else 0
+    tier = config.cache.host_tier_bytes
     if slot.device is not Device.CPU:
         return tier
     kv = launch.kv_cache_bytes if launch.kv_cache_bytes is not None else CPU_KV_BYTES
@@ -72,7 +72,7 @@ def check_memory(machine: Machine, need: int) -> Finding:
 def check_shm(machine: Machine, config: AnbarConfig, slots: Slots) -> Finding:
     """/dev/shm holds every engine's host tier and vLLM's message rings; nothing of an emulated one's."""
     engines = [slot for group in slots.values() for slot in group if slot.device is not Device.EMULATED]
-    tier = config.cache.host_bytes if config.cache.mode is not CacheMode.NONE else 0
+    tier = config.cache.host_tier_bytes
     workers = sum(max(len(slot.threads), len(slot.gpus), 1) for slot in engines)
     need = len(engines) * tier + workers * _SHM_PER_WORKER
     if need <= machine.shm_free:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from anbar.apps.doctor.finding import Finding, fail, ok, warn
-from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig
+from anbar.config.models import CacheConfig, Device, Dtype, LaunchConfig
 from anbar.config.render import CPU_BLOCK_SIZE, CPU_KV_BYTES, EngineSlot
 from anbar.config.sizes import format_size
 from anbar.core.errors import ConfigError
@@ -45,7 +45,7 @@ def check_model(launch: LaunchConfig, cache: CacheConfig, slot: EngineSlot) -> I
     note = f" ({size.note})" if size.note else ""
     yield ok("model", f"{slot.served_name}: {size.bytes_per_token:,} bytes of KV per token{note}")
     yield from _check_device(launch, slot, size, config)
-    if cache.mode is not CacheMode.NONE:
+    if cache.has_host_tier:
         yield _check_host(launch, cache, slot, size)
 
 

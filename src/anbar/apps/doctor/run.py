@@ -17,6 +17,7 @@ from anbar.apps.doctor.host import (
     check_shm,
     memory_need,
 )
+from anbar.apps.doctor.lmcache import check_lmcache
 from anbar.apps.doctor.model import check_model, weights_bytes
 from anbar.apps.doctor.remote import check_engine
 from anbar.apps.doctor.store import check_bucket
@@ -129,6 +130,8 @@ def check_slots(
         yield vllm
         if vllm.level is Level.FAIL:
             return
+        if config.cache.mode is CacheMode.LMCACHE:
+            yield from check_lmcache(config.cache.lmcache, interpreter)
     yield from check_cpu(machine, slots)
     need = 0
     for entry in launched_entries(config):

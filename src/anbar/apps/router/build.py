@@ -94,8 +94,8 @@ def _members(names: tuple[str, ...], groups: Mapping[str, frozenset[EngineId]]) 
 
 def cache_setup(config: AnbarConfig) -> CacheSetup:
     """What all engines of the file have in common."""
-    if config.cache.mode is CacheMode.NONE:
-        return CacheSetup()
+    if config.cache.mode in (CacheMode.NONE, CacheMode.LMCACHE):
+        return CacheSetup()  # LMCache announces nothing: what it had is seen in the answers
     if config.cache.mode is CacheMode.NATIVE:
         return CacheSetup(config.cache.chunk_blocks)
     store_id = store_settings(config.cache.store, config.state_dir)["id"]

@@ -10,7 +10,7 @@ from anbar.adapters.process.guarded import ChildSpec
 from anbar.apps.stack.part import PartSpec
 from anbar.apps.stack.placement import Slots, is_emulated, launched_entries, region_file
 from anbar.config.load import ENVIRONMENT
-from anbar.config.models import AnbarConfig, CacheMode, Device, LaunchConfig, Restart
+from anbar.config.models import AnbarConfig, Device, LaunchConfig, Restart
 from anbar.config.render import EngineSlot, engine_command, router_config
 from anbar.config.stores import store_settings
 
@@ -86,7 +86,7 @@ def _engine_part(config: AnbarConfig, launch: LaunchConfig, slot: EngineSlot, ch
         ready_path="/health",
         ready_timeout_s=launch.ready_timeout_s,
         restart=launch.restart,
-        shm=(region_file(slot),) if config.cache.mode is not CacheMode.NONE and not emulated else (),
+        shm=(region_file(slot),) if config.cache.has_host_tier and not emulated else (),
     )
 
 

@@ -17,7 +17,7 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up demo test test-engine check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
+.PHONY: help up demo test test-engine test-faults check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
@@ -33,6 +33,9 @@ test: install check unit model integration e2e ## everything that must hold: che
 test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the slower tests on real vLLM
 	@echo "== tests on real vLLM, minutes"
 	@$(PYTEST) tests/engine --timeout 900 -v -n $(LANES)
+
+test-faults: install model ## every fault of every kind of store under real vLLM, half an hour
+	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v
 
 check: install-router ## format, lint, types, layers, sizes, pins
 	@echo "== checks"

@@ -21,6 +21,7 @@ MARKERS = {
     "native": "host RAM offload of one engine",
     "shared": "two engines on one store",
     "lmcache": "an engine and an LMCache server",
+    "faults": "stores that are damaged and taken away",
     "tensor_parallel": "an engine of two worker processes",
     "disaggregation": "one engine computes prompts, another one answers",
     "stack": "`anbar up` while its parts are killed",

@@ -15,7 +15,7 @@ from anbar.config.stores import StoreConfig, StoreKind
 from anbar.config.valkey import ValkeyStoreConfig
 from tests.integration.valkey.servers import server as running_valkey
 from tests.s3_server import BUCKET, running_s3
-from tests.tcp_proxy import Network, TcpProxy
+from tests.engine.network import Network, NetworkProxy
 
 TIMEOUT_S = 2.0
 """Deadline of a call on these stores: short, so that a store that hangs costs a test seconds."""
@@ -143,7 +143,7 @@ class ServerUnderTest(FaultyStore):
 
     def __init__(self, port: int, process: Callable[[str], None], stack: ExitStack) -> None:
         """`process` obeys kill, start, freeze and thaw."""
-        self.proxy = stack.enter_context(TcpProxy(port))
+        self.proxy = stack.enter_context(NetworkProxy(port))
         self._process = process
 
     @property
@@ -243,7 +243,9 @@ class S3UnderTest(ServerUnderTest):
 
     def records(self) -> dict[str, bytes]:
         client = self._server.client()
-        names = [meta["path"] for page in obstore.list(client) for meta in page if meta["path"].endswith(".kv")]
+        names = [
+            meta["path"] for page in obstore.list(client) for meta in page if meta["path"].endswith(".kv")
+        ]
         return {name: bytes(obstore.get(client, name).bytes()) for name in names}
 
     def put(self, name: str, record: bytes) -> None:

@@ -13,9 +13,9 @@ import obstore
 from anbar.config.s3 import S3Config
 from anbar.config.stores import StoreConfig, StoreKind
 from anbar.config.valkey import ValkeyStoreConfig
+from tests.engine.network import Network, NetworkProxy
 from tests.integration.valkey.servers import server as running_valkey
 from tests.s3_server import BUCKET, running_s3
-from tests.engine.network import Network, NetworkProxy
 
 TIMEOUT_S = 2.0
 """Deadline of a call on these stores: short, so that a store that hangs costs a test seconds."""

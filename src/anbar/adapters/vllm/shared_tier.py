@@ -31,10 +31,11 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import Clock
+from anbar.core.cost import PrefillCost
 from anbar.tier import wish
 from anbar.tier.admission import Admission, Run
 from anbar.tier.breaker import Breaker, BreakerState
-from anbar.tier.eviction import chain_saves_s
+from anbar.tier.eviction import NOMINAL, chain_saves_s
 from anbar.tier.found import GROUP_BYTES
 from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
@@ -174,7 +175,8 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
     def submit_store(self, job_metadata: TransferJob) -> None:
         request_wish = self._wish(job_metadata)
         job = self._job(job_metadata, request_wish)
-        job = replace(job, saves_s=_saves_s(job, job_metadata.req_context))
+        prefill = request_wish.prefill or self.steps.cost or NOMINAL
+        job = replace(job, saves_s=_saves_s(job, job_metadata.req_context, prefill))
         kept: Sequence[int] = ()
         if request_wish.may_store:
             ends = [job_metadata.req_context.get_offload_key_position(key) for key in job.keys]
@@ -359,10 +361,10 @@ class _LeastSaved(float):
     """The least that an earlier chunk of a request saves; kept in vLLM's scratch space of the request."""
 
 
-def _saves_s(job: Job, req_context: ReqContext) -> tuple[float, ...]:
+def _saves_s(job: Job, req_context: ReqContext, prefill: PrefillCost) -> tuple[float, ...]:
     """What each chunk saves, by where it ends in its prompt."""
     ends = [req_context.get_offload_key_position(key) or 0 for key in job.keys]
-    saves_s = chain_saves_s(ends, ceiling_s=req_context.get_state(_LeastSaved) or math.inf)
+    saves_s = chain_saves_s(ends, prefill, req_context.get_state(_LeastSaved) or math.inf)
     if saves_s:
         req_context.set_state(_LeastSaved(saves_s[-1]))
     return saves_s

@@ -7,9 +7,9 @@ NAME ?= main-job
 # Tests that take seconds of waiting rather than of computing run side by side.
 JOBS ?= 3
 
-# Of tests on real vLLM, two groups run side by side (tests/engine/conftest.py), with up to four engines at once,
-# some 12 GB; LANES=1 runs one after the other.
-LANES ?= 2
+# Of tests on real vLLM, two groups may run side by side (tests/engine/conftest.py): LANES=2, with up to four engines
+# at once, some 12 GB.
+LANES ?= 1
 
 VENV := .venv/bin
 ENGINE := .venv-engine/bin
@@ -32,7 +32,7 @@ test: install check unit model integration e2e ## everything that must hold: che
 
 test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the slower tests on real vLLM
 	@echo "== tests on real vLLM, minutes"
-	@$(PYTEST) tests/engine --timeout 900 -v -n $(LANES)
+	@$(PYTEST) tests/engine --timeout 900 -v $(if $(filter-out 1,$(LANES)),-n $(LANES))
 
 test-faults: install model ## every fault of every kind of store under real vLLM, half an hour
 	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v

@@ -40,8 +40,10 @@ def server(lmcache_python: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     command = [str(lmcache_python.with_name("lmcache")), "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--http-host", "127.0.0.1", "--http-port", str(page), "--chunk-size", str(CHUNK)]
     command += ["--l1-size-gb", "1", "--eviction-policy", "LRU", "--disable-observability"]
+    command += ["--supported-transfer-mode", "auto"]  # the default is for GPUs only
+    environ = os.environ | {"LMCACHE_TRACK_USAGE": "false"}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environ, start_new_session=True)
     try:
         deadline_s = time.monotonic() + LIMIT_S
         while not _listens(port):

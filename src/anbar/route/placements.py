@@ -89,6 +89,11 @@ class _Engine:
     doubted: deque[Placement] = field(default_factory=deque)
     """Those past their first byte that no event has proven yet, the oldest first."""
 
+    def drop(self) -> None:
+        """It is of no more use: let go of its placements, which refer to it. Such a ring would stay in
+        memory, megabytes for each restart, until Python looks for rings: in a router that is hardly ever."""
+        self.young, self.old, self.doubted = {}, {}, deque()
+
     def doubt(self, placement: Placement) -> None:
         """An engine that tells nothing proves nothing: what is too old to be believed in goes here, too."""
         while self.doubted and self.doubted[0].at_s < placement.at_s - DOUBT_S:
@@ -113,11 +118,14 @@ class Placements:
         size = block_size or DEFAULT_BLOCK_SIZE
         known = self._engines.get(engine)
         if known is None or (known.model, known.block_size) != (model, size):
+            self.detach(engine)
             self._engines[engine] = _Engine(model, size)
 
     def detach(self, engine: EngineId) -> None:
         """Remember nothing more of an engine: it has no prefix cache, or is gone."""
-        self._engines.pop(engine, None)
+        known = self._engines.pop(engine, None)
+        if known is not None:
+            known.drop()
 
     def is_attached(self, engine: EngineId) -> bool:
         return engine in self._engines
@@ -126,6 +134,7 @@ class Placements:
         """The engine began anew: drop what it got so far."""
         known = self._engines.get(engine)
         if known is not None:
+            self.detach(engine)
             self._engines[engine] = _Engine(known.model, known.block_size)
 
     def send(self, engine: EngineId, query: RouteQuery) -> Placement:

@@ -1,6 +1,9 @@
 """What was sent where: against a naive model, and what becomes of a request that was sent."""
 
+import gc
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -198,6 +201,36 @@ def test_other_weights_or_blocks_are_another_cache() -> None:
     placements.detach(A)
     placements.send(A, prompt).over(0.0)
     assert placements.match(prompt, [A], 0.0, ALWAYS) == {}
+
+
+@contextmanager
+def no_collector() -> Iterator[Callable[[], int]]:
+    """Nobody looks for rings of references; gives the number of placements in memory."""
+    gc.disable()
+    try:
+        yield lambda: sum(isinstance(found, Placement) for found in gc.get_objects())
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda placements: placements.forget(A),
+        lambda placements: placements.detach(A),
+        lambda placements: placements.attach(A, "m", SIZES[A] + 1),
+    ],
+)
+def test_what_is_forgotten_takes_no_memory(end: Callable[[Placements], None]) -> None:
+    """An engine restarts, leaves or serves another model: nothing of what it was sent is kept by a ring."""
+    placements = attached()
+    with no_collector() as num_placements:
+        before = num_placements()
+        for start in range(20):
+            placements.send(A, query(range(start, start + 8))).first_byte(0.0)
+        assert num_placements() > before
+        end(placements)
+        assert num_placements() == before
 
 
 def test_a_capacity_must_hold_something() -> None:

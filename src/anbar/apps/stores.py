@@ -1,6 +1,5 @@
 """Opens the store that `cache.store` names: the one place that knows all kinds."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +12,6 @@ from anbar.adapters.store.late import LateStore
 from anbar.adapters.store.part import Part
 from anbar.adapters.store.sweep import Bounds
 from anbar.apps.clock import SystemClock
-from anbar.apps.store_password import password_of
 from anbar.config.stores import StoreConfig, StoreKind, WriteOrder, store_settings, with_paths
 from anbar.core.errors import ConfigError, StoreError
 from anbar.tier.composed import of_last
@@ -43,20 +41,9 @@ def _open_files(config: StoreConfig, namespace: bytes) -> Store:
 
 def _open_valkey(config: StoreConfig, namespace: bytes) -> Store:
     _require("valkey", config)
-    from anbar.adapters.store.valkey.store import ValkeyConfig, ValkeyStore  # noqa: PLC0415
-    from anbar.adapters.store.valkey.wire import Login, Node, Tls  # noqa: PLC0415
+    from anbar.apps.valkey_store import open_valkey  # noqa: PLC0415
 
-    said = config.valkey
-    assert said is not None, "check_store sees to it"
-    tls = Tls(said.ca_file, said.cert_file, said.key_file, said.verify_host) if said.tls else None
-    password = password_of(said, os.environ)
-    login = Login(said.username, password, said.db, tls, said.connect_timeout_s)
-    nodes = tuple(map(Node, said.nodes))
-    store = ValkeyStore(
-        ValkeyConfig(nodes, store_id(config), said.cluster, said.ttl_s, login), namespace, SystemClock()
-    )
-    store.open()
-    return store
+    return open_valkey(config, store_id(config), namespace)
 
 
 def _open_s3(config: StoreConfig, namespace: bytes) -> Store:

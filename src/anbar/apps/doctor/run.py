@@ -20,7 +20,7 @@ from anbar.apps.doctor.host import (
 from anbar.apps.doctor.lmcache import check_lmcache
 from anbar.apps.doctor.model import check_model, weights_bytes
 from anbar.apps.doctor.remote import check_engine
-from anbar.apps.doctor.store import check_bucket
+from anbar.apps.doctor.store import check_bucket, check_servers
 from anbar.apps.interpreter import Interpreter, choose, complaint, inspect
 from anbar.apps.machine import Machine, read_machine
 from anbar.apps.model import models_dir
@@ -60,21 +60,21 @@ def diagnose(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Findin
 
 
 def check_store(config: AnbarConfig) -> Iterator[Finding]:
-    """The directories and buckets of the shared store, which launched engines open and emulated ones do not.
-    Also made by `anbar up`: an engine would need minutes to fail at it. Engines start as long as one can be
-    used."""
+    """The directories, buckets and servers of the shared store, which launched engines open and emulated ones
+    do not. Also made by `anbar up`: an engine would need minutes to fail at it. Engines start as long as one
+    can be used."""
     if not needs_vllm(config) or config.cache.mode is not CacheMode.SHARED:
         return
     findings = []
-    others = False
     for path, store in members_of(config.cache.store):
-        others |= store.kind is StoreKind.VALKEY
         if store.kind is StoreKind.FILES:
             root = Path(store_settings(store, config.state_dir)["path"])
             findings.append(check_directory("store", root, key=f"{dotted(path)}.path"))
         elif store.kind is StoreKind.S3:
             findings.append(check_bucket(store, key=f"{dotted(path)}.s3"))
-    starts = others or any(finding.level is not Level.FAIL for finding in findings)
+        elif store.kind is StoreKind.VALKEY:
+            findings.append(check_servers(store, key=f"{dotted(path)}.valkey"))
+    starts = any(finding.level is not Level.FAIL for finding in findings)
     for finding in findings:
         bad = finding.level is Level.FAIL
         yield warn(finding.topic, finding.detail, finding.fix) if bad and starts else finding

@@ -64,7 +64,8 @@ class S3Config(ConfigModel):
     """Whether `endpoint` may be without TLS. Whoever can read that network reads prompts."""
 
     concurrency: Annotated[Int, Field(ge=1, le=256)] = 16
-    """Requests at a time of one call on the store; an engine makes up to six calls at a time."""
+    """Requests at a time of one call on the store, of which an engine makes up to six at a time. An upload in
+    parts sends four of them at a time."""
 
     part_bytes: Annotated[Bytes, Field(ge=_MIN_PART_BYTES)] = 16 * 1024**2
     """A larger value is written in parts and read in ranges of this size, several at a time."""

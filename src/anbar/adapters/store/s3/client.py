@@ -29,7 +29,8 @@ _REREAD_AFTER = timedelta(minutes=5)
 """How long credentials from a file are used before the file is read again, so that they can be rotated."""
 _FIRST_BACKOFF = timedelta(milliseconds=50)
 _MAX_BACKOFF = timedelta(seconds=1)
-_MAX_RETRIES = 8
+_MAX_RETRIES = 6
+"""With growing pauses: one to two seconds in all."""
 _FULL_STATUS = 507
 _NO_SUCH_RANGE = 416
 """The object ends before a part that it should have."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _SHARE_TO_RETRY = 0.8
 """Of a call's deadline: after that a failure is told as what it is, before it becomes a timeout."""
+_PARTS_AT_A_TIME = 4
+"""Of one upload."""
 _NAMES_PER_PAGE = 1000
 """What a server lists, and deletes, in one request."""
 
@@ -110,6 +112,7 @@ class Objects:
                 record.data,
                 use_multipart=record.nbytes > self._limits.part_bytes,
                 chunk_size=self._limits.part_bytes,
+                max_concurrency=_PARTS_AT_A_TIME,
             )
         except S3_ERRORS as error:
             outcome = outcome_of(error)

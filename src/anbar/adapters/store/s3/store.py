@@ -81,7 +81,9 @@ class S3Store:
         config = self._config
         client = self._objects.connect(config.place, config.timeout_s)
         self._loop.start()
-        health = Health(warning=f"store {config.place} has not answered within {config.timeout_s:g} s")
+        source = ", nor has what offers credentials" if config.place.credentials_file is None else ""
+        late = f"store {config.place} has not answered within {config.timeout_s:g} s{source}"
+        health = Health(warning=late)
         deadline_s = time.monotonic() + config.timeout_s
         for _, found in self._loop.run([partial(probe, client, config.place)], deadline_s):
             health = found

@@ -107,10 +107,10 @@ def test_hosts_that_are_none(tmp_path: Path, host: str) -> None:
 @pytest.mark.parametrize("command", ["up", "doctor", "status", "down"])
 def test_wrong_configuration(tmp_path: Path, command: str) -> None:
     """Every command refuses it alike: one readable line, status 2, no stack trace."""
-    (tmp_path / "anbar.yaml").write_text("cache:\n  mode: lmcache\n")
+    (tmp_path / "anbar.yaml").write_text("cache:\n  mode: redis\n")
     done = anbar(command, cwd=tmp_path)
     assert done.returncode == 2
-    expected = "anbar: anbar.yaml:2: cache.mode: is 'lmcache'; allowed: none, native, shared\n"
+    expected = "anbar: anbar.yaml:2: cache.mode: is 'redis'; allowed: none, native, shared, lmcache\n"
     assert done.stderr == expected
 
 

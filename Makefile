@@ -7,9 +7,9 @@ NAME ?= main-job
 # Tests that take seconds of waiting rather than of computing run side by side.
 JOBS ?= 3
 
-# Of tests on real vLLM, two groups may run side by side (tests/engine/conftest.py): LANES=2, with up to four engines
-# at once, some 12 GB.
-LANES ?= 1
+# Of tests on real vLLM, two groups run side by side (tests/engine/conftest.py), with up to four engines
+# at once, some 12 GB; LANES=1 runs one after the other.
+LANES ?= 2
 
 VENV := .venv/bin
 ENGINE := .venv-engine/bin

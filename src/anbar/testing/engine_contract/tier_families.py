@@ -88,6 +88,8 @@ _SHARED: Mapping[str, _Family] = {
         f"anbar_tier_{name}_total": _Family("counter", ("reason", "store"))
         for name in ("filtered_stores", "reuse_filter_engaged")
     },
+    "anbar_tier_part_keys_total": _Family("counter", ("operation", "part", "result", "store")),
+    "anbar_tier_part_breaker_state": _Family("gauge", ("part", "store")),
     **_named(
         "anbar_tier_",
         "store",

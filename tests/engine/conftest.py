@@ -31,7 +31,10 @@ MARKERS = {
 
 
 LANES = (
-    ("test_calibrate", "test_native", "test_disaggregation", "test_shared", "test_stack"),
+    (
+        *("test_calibrate", "test_native", "test_disaggregation", "test_shared", "test_stack"),
+        *("test_replicated", "test_lmcache"),
+    ),
     (
         *("test_api_contract", "test_tensor_parallel", "test_block_exact", "test_recording"),
         *("test_tokens", "test_vllm_contract", "test_kv_payloads", "test_nixl_handshake"),

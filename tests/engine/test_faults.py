@@ -76,7 +76,7 @@ def expected(launch: Launcher, smollm2: Path) -> list[str]:
         engine.kill()
 
 
-@pytest.fixture(scope="module", params=list(OUTAGES))
+@pytest.fixture(scope="module")
 def bench(
     request: pytest.FixtureRequest,
     launch: Launcher,
@@ -125,20 +125,17 @@ def _until_loaded(bench: Bench) -> None:
         time.sleep(1.0)
 
 
-FAULTS = sorted({*DAMAGES, *(name for names in OUTAGES.values() for name in names)})
+PAIRS = [(kind, fault) for kind in OUTAGES for fault in ((*DAMAGES, *OUTAGES[kind]) if ALL else CHOSEN[kind])]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("bench", "fault"), PAIRS, indirect=["bench"], scope="module")
 def test_tokens_stay(bench: Bench, fault: str) -> None:
     """The fault meets loads of known prompts, then stores of a new one; afterwards the store is used again
     without a restart. What was damaged is counted and never an answer."""
-    kind = str(bench.store.config.kind)
-    if fault not in (CHOSEN[kind], (*DAMAGES, *OUTAGES[kind]))[ALL]:
-        pytest.skip("not of this store, or not in the selection")
     if fault in ("full", "read-only") and fault not in bench.store.outages:
         pytest.skip("needs a file system of its own, which only root may mount")
     engine = bench.engine
-    new = story(1000 + FAULTS.index(fault) * 10 + list(OUTAGES).index(kind), 12)
+    new = story(1000 + PAIRS.index((str(bench.store.config.kind), fault)), 12)
     damage: Callable[[], None] | None = bench.store.damages.get(fault)
     outage = bench.store.outages.get(fault, nullcontext)
     wrong = engine.metric("anbar_tier_loads_total", result="corrupt")

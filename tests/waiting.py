@@ -1,6 +1,7 @@
 """Waiting for what a test expects, not for some time: a loaded machine may stall anything for seconds."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -16,6 +17,14 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 (the condition is about parts that announce nothing)
             await asyncio.sleep(0.002)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """As `until`, for tests without an event loop; AssertionError when it does not come to hold."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to hold"
+        time.sleep(0.01)
 
 
 async def within(awaitable: Awaitable[_T]) -> _T:

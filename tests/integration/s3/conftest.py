@@ -1,7 +1,6 @@
 """A real S3 server, and stores on it."""
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,21 +10,12 @@ from anbar.adapters.store.s3 import S3Store, S3StoreConfig
 from anbar.testing.store_contract import TIMEOUT_S
 from anbar.tier.store import Outcome
 from tests.s3_server import S3Server, running_s3
-from tests.waiting import PATIENCE_S
 
 Opener = Callable[..., S3Store]
 FAILED = (Outcome.ERROR, Outcome.TIMEOUT)
 """Which of both it is depends on what comes first, the end of the attempts or of the deadline."""
 
 _prefixes = (f"test/{number}" for number in itertools.count())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Until `condition` holds."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

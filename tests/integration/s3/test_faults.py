@@ -13,9 +13,10 @@ import pytest
 from anbar.adapters.store.s3 import S3Store, S3StoreConfig
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
 from anbar.tier.store import Outcome, PutItem
-from tests.integration.s3.conftest import FAILED, Opener, until
+from tests.integration.s3.conftest import FAILED, Opener
 from tests.s3_server import S3Server, running_s3
 from tests.tcp_proxy import TcpProxy, running_proxy
+from tests.waiting import wait_until
 
 LARGE = bytes(range(256)) * 4096
 
@@ -45,13 +46,13 @@ def test_a_frozen_then_killed_then_restarted_server(tmp_path: Path) -> None:
             assert store.put([item], scope="", timeout_s=0.3) == [Outcome.TIMEOUT]
             assert store.delete_scope("", timeout_s=0.3) is Outcome.TIMEOUT
             # Kept ones were taken for these calls, and others were made: those that are left were not used.
-            until(lambda: num_connections(server.port) < before)
+            wait_until(lambda: num_connections(server.port) < before)
             server.thaw()
             assert get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE)
             assert bytes(buffer) == b"x" * len(VALUE)
             kill_in_the_middle_of_a_call(server, store)
             server.start()
-            until(lambda: get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE))
+            wait_until(lambda: get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE))
             assert put(store, OTHER, VALUE) is Outcome.HIT
         finally:
             store.close()
@@ -129,7 +130,7 @@ def test_a_network_that_cuts_everything(opener: Opener, config: S3StoreConfig, p
     assert store.delete_scope("", timeout_s=TIMEOUT_S) in FAILED
     assert get(other, KEY, len(LARGE)) == (Outcome.HIT, LARGE)
     proxy.cut_after_bytes = None
-    until(lambda: get(store, KEY, len(LARGE)) == (Outcome.HIT, LARGE))
+    wait_until(lambda: get(store, KEY, len(LARGE)) == (Outcome.HIT, LARGE))
     store.close()
 
 
@@ -224,6 +225,6 @@ def test_a_read_that_stalls_is_repeated(s3: S3Server) -> None:
             before, server.answers = server.num_requests, [None, (404, "NoSuchKey")]
             return exists(store, KEY) is Outcome.MISS and server.num_requests > before + 1
 
-        until(is_repeated)
+        wait_until(is_repeated)
         server.answers = [None]
         assert exists(store, KEY) is Outcome.TIMEOUT

@@ -15,8 +15,9 @@ from anbar.config.stores import StoreConfig, StoreKind
 from anbar.core.errors import StoreError
 from anbar.testing.store_contract import KEY, TIMEOUT_S, VALUE, exists, get, put
 from anbar.tier.store import Outcome
-from tests.integration.s3.conftest import FAILED, until
+from tests.integration.s3.conftest import FAILED
 from tests.s3_server import BUCKET, READER_ID, READER_SECRET, SECRET, S3Server
+from tests.waiting import wait_until
 
 
 def refusal(config: S3StoreConfig, **place: object) -> str:
@@ -79,8 +80,8 @@ def test_a_server_that_comes_later(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert exists(store, KEY) in FAILED
     try:
         server.start()
-        until(lambda: put(store, KEY, VALUE) is Outcome.HIT)
-        until(lambda: get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE))
+        wait_until(lambda: put(store, KEY, VALUE) is Outcome.HIT)
+        wait_until(lambda: get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE))
         assert check_bucket(config, "cache.store.s3").level is Level.OK
     finally:
         store.close()

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,19 +18,11 @@ from anbar.apps.clock import SystemClock
 from anbar.core.clock import Clock
 from anbar.testing.store_contract import TIMEOUT_S
 from tests.ports import free_port
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 NAMESPACE = b"namespace"
 LOGIN = Login(connect_timeout_s=TIMEOUT_S)
 """Patient: a loaded machine may take its time."""
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Until `condition` holds."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come to hold"
-        time.sleep(0.01)
 
 
 class Server:
@@ -57,7 +49,7 @@ class Server:
                 stdout=log,
                 stderr=log,
             )
-        until(self._listens)
+        wait_until(self._listens)
 
     def signal(self, number: signal.Signals) -> None:
         """To this server's process."""

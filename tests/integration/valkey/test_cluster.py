@@ -10,7 +10,8 @@ from anbar.adapters.store.valkey.store import ValkeyStore
 from anbar.core.clock import ManualClock
 from anbar.testing.store_contract import TIMEOUT_S, VALUE, StoreContract, exists, get, put
 from anbar.tier.store import Outcome, Store
-from tests.integration.valkey.servers import NAMESPACE, Server, cluster, store_on, until
+from tests.integration.valkey.servers import NAMESPACE, Server, cluster, store_on
+from tests.waiting import wait_until
 
 PRIMARIES = 3
 KEYS = [b"%036d" % index for index in range(60)]
@@ -26,13 +27,13 @@ def form(servers: Sequence[Server]) -> None:
         one.ask(b"CLUSTER", b"ADDSLOTSRANGE", b"%d" % bounds[number], b"%d" % (bounds[number + 1] - 1))
     for one in servers[1:]:
         one.ask(b"CLUSTER", b"MEET", b"127.0.0.1", b"%d" % servers[0].port, b"%d" % servers[0].bus_port)
-    until(lambda: all(told(one).count("connected") == len(servers) for one in servers))
+    wait_until(lambda: all(told(one).count("connected") == len(servers) for one in servers))
     for one in servers[PRIMARIES:]:
-        until(lambda one=one: one.ask(b"CLUSTER", b"REPLICATE", name_of(servers[0])) == b"OK")
-    until(lambda: all("cluster_state:ok" in info(one, b"CLUSTER", b"INFO") for one in servers))
+        wait_until(lambda one=one: one.ask(b"CLUSTER", b"REPLICATE", name_of(servers[0])) == b"OK")
+    wait_until(lambda: all("cluster_state:ok" in info(one, b"CLUSTER", b"INFO") for one in servers))
     for one in servers[PRIMARIES:]:
-        until(lambda one=one: "master_link_status:up" in info(one, b"INFO"))
-    until(lambda: all(told(one).count("slave ") == len(servers) - PRIMARIES for one in servers))
+        wait_until(lambda one=one: "master_link_status:up" in info(one, b"INFO"))
+    wait_until(lambda: all(told(one).count("slave ") == len(servers) - PRIMARIES for one in servers))
 
 
 def info(one: Server, *request: bytes) -> str:
@@ -117,7 +118,7 @@ def test_a_frozen_node_costs_one_deadline(servers: list[Server]) -> None:
         finally:
             servers[2].signal(signal.SIGCONT)
         clock.advance(60.0)
-        until(lambda: exist(store, KEYS) == [Outcome.HIT] * len(KEYS))
+        wait_until(lambda: exist(store, KEYS) == [Outcome.HIT] * len(KEYS))
 
 
 def test_a_slot_that_moves(servers: list[Server], store: ValkeyStore) -> None:
@@ -147,14 +148,14 @@ def test_a_dead_node_and_a_failover(servers: list[Server], store: ValkeyStore) -
     put_all(store)
     mine, others = on(servers, 0), [key for key in KEYS if key not in on(servers, 0)]
     dead, replica = servers[0], servers[PRIMARIES]
-    until(lambda: len(replica.names()) == len(mine))
+    wait_until(lambda: len(replica.names()) == len(mine))
     dead.kill()
     assert exist(store, others) == [Outcome.HIT] * len(others)
     assert exist(store, mine) == [Outcome.ERROR] * len(mine)
     replica.ask(b"CLUSTER", b"FAILOVER", b"TAKEOVER")
-    until(lambda: exist(store, KEYS) == [Outcome.HIT] * len(KEYS))
+    wait_until(lambda: exist(store, KEYS) == [Outcome.HIT] * len(KEYS))
     assert get(store, mine[0], len(VALUE)) == (Outcome.HIT, VALUE)
     assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT
     servers[0], servers[PRIMARIES] = replica, dead  # as other tests want them
     dead.start()
-    until(lambda: "master_link_status:up" in info(dead, b"INFO"))
+    wait_until(lambda: "master_link_status:up" in info(dead, b"INFO"))

@@ -15,8 +15,8 @@ from anbar.apps.clock import SystemClock
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, exists, get, put
 from anbar.tier.store import Outcome, PutItem, Store
 from tests.integration.valkey.proxy import Proxy
-from tests.integration.valkey.servers import LOGIN, Server, server, store_on, until
-from tests.waiting import PATIENCE_S
+from tests.integration.valkey.servers import LOGIN, Server, server, store_on
+from tests.waiting import PATIENCE_S, wait_until
 
 LARGE = bytes(range(256)) * 4096
 SHORT_S = 0.3
@@ -75,7 +75,7 @@ def test_killed_in_the_middle_of_a_value(one: Server, proxy: Proxy, store: Store
     proxy.budget = None
     assert exists(store, KEY) is Outcome.ERROR
     one.start()
-    until(lambda: exists(store, KEY) is Outcome.MISS)
+    wait_until(lambda: exists(store, KEY) is Outcome.MISS)
     assert put(store, KEY, LARGE) is Outcome.HIT
 
 
@@ -84,7 +84,7 @@ def test_cut_in_the_middle_of_a_value(proxy: Proxy, store: Store) -> None:
     proxy.cuts, proxy.budget = True, 300_000
     assert get(store, KEY, len(LARGE))[0] is Outcome.ERROR
     proxy.budget = None
-    until(lambda: get(store, KEY, len(LARGE)) == (Outcome.HIT, LARGE))
+    wait_until(lambda: get(store, KEY, len(LARGE)) == (Outcome.HIT, LARGE))
 
 
 def test_held_up_in_the_middle_of_a_value(proxy: Proxy, store: Store) -> None:
@@ -97,7 +97,7 @@ def test_held_up_in_the_middle_of_a_value(proxy: Proxy, store: Store) -> None:
     num_closed = proxy.num_closed
     proxy.budget = None
     proxy.release.set()
-    until(lambda: proxy.num_closed > 0 and proxy.num_closed >= num_closed)
+    wait_until(lambda: proxy.num_closed > 0 and proxy.num_closed >= num_closed)
     assert get(store, KEY, len(LARGE)) == (Outcome.HIT, LARGE)
     assert bytes(buffer) == before
 
@@ -120,7 +120,7 @@ def test_a_frozen_server(one: Server, proxy: Proxy, store: Store) -> None:
     assert store.delete([KEY], scope="", timeout_s=SHORT_S) == [Outcome.TIMEOUT]
     assert store.delete_scope("", timeout_s=SHORT_S) is Outcome.TIMEOUT
     one.signal(signal.SIGCONT)
-    until(lambda: put(store, OTHER, LARGE) is Outcome.HIT)
+    wait_until(lambda: put(store, OTHER, LARGE) is Outcome.HIT)
     assert get(store, OTHER, len(LARGE)) == (Outcome.HIT, LARGE)
     assert not any(buffer)
 

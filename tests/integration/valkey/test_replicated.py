@@ -14,7 +14,8 @@ from anbar.config.store_checks import read_store
 from anbar.config.stores import store_settings
 from anbar.testing.store_contract import TIMEOUT_S
 from anbar.tier.store import Outcome, PutItem
-from tests.integration.valkey.servers import Server, server, until
+from tests.integration.valkey.servers import Server, server
+from tests.waiting import wait_until
 
 KEYS = [bytes([number]) * 36 for number in range(40)]
 
@@ -71,7 +72,7 @@ def test_one_server_of_three_may_fail(store: ComposedStore, servers: list[Server
         time.sleep(0.05)
         return bool(third.names())
 
-    until(is_filled)
+    wait_until(is_filled)
     third.signal(signal.SIGSTOP)
     get_all(store)
     put_all(store)
@@ -87,5 +88,5 @@ def test_one_server_of_three_may_fail(store: ComposedStore, servers: list[Server
         time.sleep(0.05)
         return len(third.names()) > num_names
 
-    until(is_used)
+    wait_until(is_used)
     get_all(store)

@@ -14,8 +14,9 @@ from anbar.adapters.store.valkey.wire import Login, Node
 from anbar.core.errors import StoreError
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
 from anbar.tier.store import Outcome, StoreStats
-from tests.integration.valkey.servers import LOGIN, NAMESPACE, Server, server, store_on, until
+from tests.integration.valkey.servers import LOGIN, NAMESPACE, Server, server, store_on
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 PASSWORD = "a-very-secret-word"
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/store-valkey.md"
@@ -112,17 +113,17 @@ def test_it_hears_what_has_gone(one: Server, store: ValkeyStore) -> None:
         put(store, key, b"x")
         (name,) = one.names()
         one.ask(b"PEXPIRE", name, b"1")
-        until(lambda: one.names() == [])
+        wait_until(lambda: one.names() == [])
         heard.update(store.take_evicted())
         return bool(heard)
 
-    until(one_is_heard)
+    wait_until(one_is_heard)
     with store_on(one.node, namespace=b"another") as other:
         put(other, OTHER, VALUE)
         other.delete([OTHER], scope="", timeout_s=TIMEOUT_S)
     put(store, KEY, VALUE)
     one.ask(b"UNLINK", *one.names())
-    until(lambda: heard.update(store.take_evicted()) or KEY in heard)
+    wait_until(lambda: heard.update(store.take_evicted()) or KEY in heard)
     assert OTHER not in heard
 
 
@@ -130,14 +131,14 @@ def test_it_hears_again_after_a_restart(one: Server, store: ValkeyStore) -> None
     """The connection that listens is made anew by itself."""
     one.kill()
     one.start()
-    until(lambda: put(store, KEY, VALUE) is Outcome.HIT)
+    wait_until(lambda: put(store, KEY, VALUE) is Outcome.HIT)
 
     def one_is_heard() -> bool:
         put(store, KEY, VALUE)
         store.delete([KEY], scope="", timeout_s=TIMEOUT_S)
         return KEY in store.take_evicted()
 
-    until(one_is_heard)
+    wait_until(one_is_heard)
 
 
 def test_a_full_server_that_may_not_evict(one: Server, store: ValkeyStore) -> None:
@@ -158,7 +159,7 @@ def test_a_full_server_that_evicts(tmp_path_factory: pytest.TempPathFactory) -> 
     """Every put succeeds, the oldest go, and which ones is told; its occupancy stays within its memory."""
     options = ("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru", "--notify-keyspace-events", "Exeg")
     with server(tmp_path_factory.mktemp("evicting"), *options) as small, store_on(small.node) as store:
-        until(lambda: store.stats() != StoreStats(None, None, None))
+        wait_until(lambda: store.stats() != StoreStats(None, None, None))
         assert store.stats().capacity_bytes == 16 * 1024**2
         evicted: list[bytes] = []
         numbers = iter(range(100_000))
@@ -168,7 +169,7 @@ def test_a_full_server_that_evicts(tmp_path_factory: pytest.TempPathFactory) -> 
             evicted.extend(store.take_evicted())
             return bool(evicted)
 
-        until(one_is_told)
+        wait_until(one_is_told)
         assert exists(store, evicted[0]) is Outcome.MISS
 
 
@@ -191,14 +192,14 @@ def test_a_password(guarded: Server, user: str | None) -> None:
         assert put(store, KEY, VALUE) is Outcome.HIT
         assert put(store, KEY, VALUE) is Outcome.HIT
         assert get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE)
-        until(lambda: store.stats().used_bytes)
+        wait_until(lambda: store.stats().used_bytes)
 
         def one_is_heard() -> bool:
             put(store, KEY, VALUE)
             store.delete([KEY], scope="", timeout_s=TIMEOUT_S)
             return KEY in store.take_evicted()
 
-        until(one_is_heard)
+        wait_until(one_is_heard)
         put(store, KEY, VALUE)
         assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT
 
@@ -226,9 +227,9 @@ def test_a_password_that_changes(tmp_path_factory: pytest.TempPathFactory) -> No
         one.ask_in_turn(
             (b"CONFIG", b"SET", b"requirepass", PASSWORD.encode()), (b"CLIENT", b"KILL", b"TYPE", b"normal")
         )
-        until(lambda: exists(store, KEY) is Outcome.ERROR)
+        wait_until(lambda: exists(store, KEY) is Outcome.ERROR)
         said[0] = PASSWORD
-        until(lambda: exists(store, KEY) is Outcome.HIT)
+        wait_until(lambda: exists(store, KEY) is Outcome.HIT)
 
 
 def test_a_server_that_is_not_there_yet(
@@ -243,7 +244,7 @@ def test_a_server_that_is_not_there_yet(
         assert store.take_evicted() == []
         try:
             one.start()
-            until(lambda: put(store, KEY, VALUE) is Outcome.HIT)
+            wait_until(lambda: put(store, KEY, VALUE) is Outcome.HIT)
         finally:
             one.kill()
 

@@ -30,6 +30,7 @@ from anbar.config.record import RecordConfig
 from anbar.config.s3 import S3Config
 from anbar.config.split import SplitConfig
 from anbar.config.stores import StoreConfig
+from anbar.config.tenants import ScopeConfig, TenantConfig, TenantsConfig
 from anbar.config.valkey import ValkeyStoreConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
@@ -58,6 +59,9 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("router.self_check", models.SelfCheckConfig),
     ("router.record", RecordConfig),
     ("router.explain", models.ExplainConfig),
+    ("tenants", TenantsConfig),
+    ("tenants.default, tenants.scopes.NAME", ScopeConfig),
+    ("tenants.by_name.NAME", TenantConfig),
 )
 
 

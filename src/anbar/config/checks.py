@@ -12,6 +12,7 @@ from anbar.config.roles import check_roles
 from anbar.config.sizes import format_size
 from anbar.config.split import SplitVia, nixl_port
 from anbar.config.store_checks import check_store
+from anbar.config.tenants import check_tenants
 
 MIN_HOST_BYTES = 16 * 1024**2
 """Below this no known model's chunk fits a few times; the exact need of the model is checked by doctor."""
@@ -32,6 +33,8 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     yield from _self_check(config)
     yield from check_roles(config)
     yield from check_exchange(config)
+    if config.tenants is not None:
+        yield from check_tenants(config.tenants)
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:

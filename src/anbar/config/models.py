@@ -31,6 +31,7 @@ from anbar.config.lmcache import LmcacheConfig
 from anbar.config.record import RecordConfig
 from anbar.config.split import Role, SplitConfig
 from anbar.config.stores import StoreConfig
+from anbar.config.tenants import TenantsConfig
 
 
 class Device(StrEnum):
@@ -487,3 +488,6 @@ class AnbarConfig(ConfigModel):
 
     router: RouterConfig = Field(default_factory=RouterConfig)
     """The endpoint."""
+
+    tenants: TenantsConfig | None = None
+    """Who shares KV with whom. null: everybody with everybody."""

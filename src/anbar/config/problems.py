@@ -40,7 +40,7 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
 def from_pydantic(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> Iterator[Problem]:
     """Problems for pydantic's `errors` in data that should have become a `root`."""
-    paths = [tuple(error["loc"]) for error in errors]
+    paths = [_place(tuple(error["loc"])) for error in errors]
     for error, path in zip(errors, paths, strict=True):
         deeper = any(other != path and other[: len(path)] == path for other in paths)
         if error["type"] == "too_short" and deeper:
@@ -51,6 +51,11 @@ def from_pydantic(errors: Sequence[ErrorDetails], root: type[BaseModel]) -> Iter
             yield Problem(path, "is required and not given")
         else:
             yield Problem(path, f"is {_shown(path, error['input'])}; {_allowed(error)}")
+
+
+def _place(loc: KeyPath) -> KeyPath:
+    """Where an error is; that of a user's key is at the key itself."""
+    return loc[:-1] if loc and loc[-1] == "[key]" else loc
 
 
 def fields_at(path: KeyPath, root: type[BaseModel]) -> Mapping[str, Any]:

@@ -14,7 +14,8 @@ AnbarError
 ├── LookFailed         where engines are listed could not be read, or names none
 ├── StackError         a part of the stack did not start or died
 ├── MeasureError       an engine cannot be measured as it is
-└── StoreError         a store could not be opened (calls on an open store report outcomes instead)
+├── StoreError         a store could not be opened (calls on an open store report outcomes instead)
+└── KeyFileError       a file with a secret of tenants is there and cannot be used, or cannot be made
 """
 
 from anbar.core.look import LookFailure
@@ -114,3 +115,8 @@ class MeasureError(AnbarError):
 
 class StoreError(AnbarError):
     """A store could not be opened."""
+
+
+class KeyFileError(AnbarError):
+    """A file with a secret is there and cannot be used, or cannot be made; the text never shows what is in
+    it."""

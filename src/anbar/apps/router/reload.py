@@ -48,6 +48,7 @@ LIVE = frozenset(
         "router.idempotency_max_bytes",
         "router.continue_streams",
         "router.load_check_interval_s",
+        "tenants",
     )
 )
 """Keys, each with all below it, that apply to a running router."""

@@ -1,0 +1,1 @@
+"""Secrets of tenants, in files that all routers and engines of a deployment share."""

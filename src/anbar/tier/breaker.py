@@ -29,10 +29,14 @@ class Verdict(Enum):
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     """As bad as several failures: everyone who calls waits this long, so it opens the breaker at once."""
+    NOTHING = "nothing"
+    """It was not asked."""
 
 
 def judge(outcomes: Sequence[Outcome]) -> Verdict:
     """What a call says about the store: fine as long as some key was really answered."""
+    if outcomes and all(outcome is Outcome.NO_KEY for outcome in outcomes):
+        return Verdict.NOTHING
     if not outcomes or any(outcome not in (Outcome.TIMEOUT, Outcome.ERROR) for outcome in outcomes):
         return Verdict.OK
     return Verdict.TIMED_OUT if Outcome.TIMEOUT in outcomes else Verdict.FAILED
@@ -106,6 +110,9 @@ class Breaker:
         failure is known already, and its success says nothing about now."""
         with self._lock:
             if ticket != self._num_opened:
+                return
+            if verdict is Verdict.NOTHING:
+                self._probing = False
                 return
             if verdict is Verdict.OK:
                 self._failures = 0

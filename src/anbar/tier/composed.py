@@ -13,6 +13,8 @@ _BEST_FIRST = (
     Outcome.HIT,
     Outcome.CORRUPT,
     Outcome.MISS,
+    Outcome.NO_KEY,
+    Outcome.OVER_QUOTA,
     Outcome.FULL,
     Outcome.TIMEOUT,
     Outcome.ERROR,

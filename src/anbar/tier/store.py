@@ -36,6 +36,10 @@ class Outcome(Enum):
     ERROR = "error"
     FULL = "full"
     """put: the store takes nothing now, for want of space or of leave to write; what it has can be read."""
+    OVER_QUOTA = "over_quota"
+    """put: this scope has spent its quota; others may go on."""
+    NO_KEY = "no_key"
+    """exists, get_into, put: the scope is encrypted and its data key is gone. A miss; nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ class Store(Protocol):
         ...
 
     def exists(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
-        """HIT or MISS per key (TIMEOUT, ERROR when the store cannot tell). Does not verify the value."""
+        """HIT or MISS per key (NO_KEY; TIMEOUT, ERROR when the store cannot tell). Does not verify the
+        value."""
         ...
 
     def get_into(

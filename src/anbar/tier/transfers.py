@@ -96,7 +96,7 @@ class _Running:
     failed: list[bytes] = field(default_factory=list)
 
 
-_GONE = (Outcome.MISS, Outcome.CORRUPT)
+_GONE = (Outcome.MISS, Outcome.CORRUPT, Outcome.NO_KEY)
 
 
 class Transfers:

@@ -7,6 +7,7 @@ import pytest
 from anbar.testing.store_contract import StoreContract
 from anbar.tier.store import Store
 from tests.integration.valkey.servers import Server, server, store_on
+from tests.unit.store.encrypted import encrypted
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +32,11 @@ class TestServerWithoutTimeToLive(StoreContract):
         one.ask(b"FLUSHALL")
         with store_on(one.node, ttl_s=None) as store:
             yield store
+
+
+class TestEncryptedServer(StoreContract):
+    @pytest.fixture
+    def store(self, one: Server) -> Iterator[Store]:
+        one.ask(b"FLUSHALL")
+        with store_on(one.node) as store:
+            yield encrypted(store)

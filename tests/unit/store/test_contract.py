@@ -11,6 +11,7 @@ from anbar.testing.memory_store import MemoryStore
 from anbar.testing.store_contract import StoreContract
 from anbar.tier.store import Store
 from tests.unit.store.composed import directories, layered, replicated
+from tests.unit.store.encrypted import encrypted
 
 
 class TestFiles(StoreContract):
@@ -67,5 +68,37 @@ class TestLayersOverCopies(StoreContract):
     def store(self, tmp_path: Path) -> Iterator[Store]:
         copies = replicated(directories(tmp_path, ["a", "b", "c"]))
         store = layered([MemoryStore("near"), copies], write_back=True)
+        yield store
+        store.close()
+
+
+class TestEncryptedFiles(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        (files,) = directories(tmp_path, ["files"])
+        store = encrypted(files)
+        yield store
+        store.close()
+
+
+class TestEncryptedMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return encrypted(MemoryStore())
+
+
+class TestReplicatedEncrypted(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = replicated([encrypted(one) for one in directories(tmp_path, ["a", "b", "c"])])
+        yield store
+        store.close()
+
+
+class TestLayeredEncrypted(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        stores = [encrypted(one) for one in directories(tmp_path, ["near", "far"])]
+        store = layered(stores, write_back=True)
         yield store
         store.close()

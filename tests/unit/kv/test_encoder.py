@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from anbar.adapters.vllm.encoder import Encoder, PieceCache
+from anbar.adapters.vllm.text_runs import TextRuns
 from anbar.adapters.vllm.tokenizer_kind import LLAMA3, kind_of
 from anbar.adapters.vllm.word_cache import WordCache
 
@@ -37,13 +38,13 @@ def ids(raw: Tokenizer, text: str, special: bool = False) -> list[int]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=30)
-@given(texts=TEXTS, sizes=st.sampled_from([(1, 1), (4, 16), (512, 4096)]))
+@given(texts=TEXTS, sizes=st.sampled_from([(1, 1), (4, 16), (4, 64), (16, 128), (512, 4096)]))
 def test_the_ids_are_the_tokenizers(name: str, texts: list[str], sizes: tuple[int, int]) -> None:
     """Several texts, each also behind the one before, with a cache that always has room and one that never
     has: words in several scripts, odd spaces, joiners, marks, special tokens whole and broken."""
     raw = FAMILIES[name]
     known, forgetful = encoder(raw, sizes=sizes), encoder(raw, 0, sizes)
-    for text in (*texts, "".join(texts), "<|im_end|>".join(texts), *texts):
+    for text in (*texts, "".join(texts), "<|im_end|>".join(texts), *texts, *texts, "".join(texts)):
         for special in (False, True):
             expected = ids(raw, text, special)
             for made in (known, forgetful):
@@ -109,6 +110,57 @@ def test_a_new_turn_costs_the_new_turn(name: str) -> None:
     counts.num_chars = 0
     made.read("".join(turns) + "<s>user\n" + prose(60, 99), add_special_tokens=False).whole()
     assert counts.num_chars < 2 * len(turns[0])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_long_conversation_that_came_twice_is_at_hand(name: str) -> None:
+    """All but its end is there as soon as it comes again, also with another turn; the ids are the
+    tokenizer's."""
+    raw = FAMILIES[name]
+    made = Encoder(raw, kind_of(raw.to_str()), 1 << 22)
+    text = "".join(f"<s>user\n{prose(60, seed)}<s>\n" for seed in range(50))
+    for _ in range(2):
+        assert made.read(text, add_special_tokens=False).whole().tolist() == ids(raw, text)
+    for longer in (text, f"{text}<s>user\n{prose(60, 99)}"):
+        reading = made.read(longer, add_special_tokens=False)
+        at_hand = reading.ids.tolist()
+        assert len(at_hand) > 0.8 * len(ids(raw, text))
+        assert reading.whole().tolist() == ids(raw, longer)
+        assert at_hand == ids(raw, longer)[: len(at_hand)]
+
+
+def sentences(text: str) -> Iterator[str]:
+    """A text may be cut in front of a full stop."""
+    at = 0
+    while at < len(text):
+        end = text.find(".", at + 1)
+        yield text[at : end if end > 0 else len(text)]
+        at = end if end > 0 else len(text)
+
+
+@given(st.lists(st.text("ab.", max_size=30), max_size=20), st.integers(4, 10), st.integers(0, 4000))
+def test_runs_are_pieces_put_together(texts: list[str], num_chars: int, max_bytes: int) -> None:
+    """Texts that may be cut in some places only, and not where a run happens to end: what is known are the
+    first of a text's pieces, all but the last few when it comes twice, and takes no more than it may."""
+    runs = TextRuns(
+        sentences,
+        lambda pieces: [piece.encode() for piece in pieces],
+        num_chars=num_chars,
+        num_behind=1,
+        max_bytes=max_bytes,
+    )
+    for text in texts:
+        pieces = list(runs.pieces(text, 0))
+        assert "".join(pieces) == text
+        assert all(piece[0] == "." for piece in pieces[1:])
+        for _ in range(2):
+            known = runs.known(text, 0)
+            assert known.ids == text[: known.num_chars].encode()
+            left = text[known.num_chars :]
+            assert len(left) <= num_chars or "." not in left[1:num_chars]
+            rest = list(runs.pieces(text, known.num_chars))
+            assert rest == pieces[len(pieces) - len(rest) :]
+        assert runs.num_bytes <= max_bytes
 
 
 @pytest.mark.parametrize("name", WITH_WORDS)

@@ -13,12 +13,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from anbar.adapters.vllm.reading import Reading
+from anbar.adapters.vllm.text_runs import TextRuns
 from anbar.adapters.vllm.tokenizer_kind import TokenizerKind, kind_of
 from anbar.adapters.vllm.word_cache import SAFE_CUT, Backend, WordCache, encoded, packed
 
 PIECE_CHARS = 512, 4096
 """Of the first piece between two added tokens, and of the longest; each is twice as long as the one before.
-The first has some 100 tokens, a few blocks: enough to tell whether an engine knows the text at all."""
+The first has some 100 tokens, a few blocks: enough to tell whether an engine knows the text at all. A run of
+pieces is as long as the longest."""
+_RUNS_SHARE = 4
+"""One part in so many of the memory is for runs, the others are for pieces."""
 _SPLIT_CHARS = 65_536
 """A text up to this size is cut at its added tokens at once; a longer one as far as it is read."""
 
@@ -88,10 +92,17 @@ class Encoder:
     ) -> None:
         self._backend = backend
         self._piece_chars = piece_chars
-        self._cache = PieceCache(cache_bytes)
+        self._cache = PieceCache(cache_bytes - cache_bytes // _RUNS_SHARE)
         self._words = WordCache(backend, kind.words) if kind.words is not None else None
         self._safe_cut = SAFE_CUT[kind.words] if kind.words is not None else None
         self._cut = re.compile(f"({'|'.join(map(re.escape, kind.cuts))})") if kind.cuts else None
+        self._runs = TextRuns(
+            self._pieces,
+            self._cache.known,
+            num_chars=piece_chars[1],
+            num_behind=1 + max(map(len, kind.cuts), default=0),
+            max_bytes=cache_bytes // _RUNS_SHARE,
+        )
         around = backend.encode("a", add_special_tokens=True)
         inside = around.special_tokens_mask.index(0)
         self._before = packed(around.ids[:inside])
@@ -108,12 +119,15 @@ class Encoder:
         """The ids of a text as they are needed; `add_special_tokens`: with those that the tokenizer puts
         around every text."""
         before, behind = (self._before, self._behind) if add_special_tokens else (b"", b"")
-        segments, num_read = self._segments(text), 0
-        if self._guard:
-            segments = iter(segments)
-            first = next(segments, "")
+        num_read = 0
+        if self._guard and self._cut is not None:
+            first = next(_split(self._cut, text))
             num_read, before = len(first), before + encoded(self._backend, first)
-        return Reading(len(text), self._pieces(segments), self, (num_read, before, behind))
+        if len(text) - num_read <= self._piece_chars[1]:
+            return Reading(len(text), self._pieces(text[num_read:]), self, (num_read, before, behind))
+        run = self._runs.known(text, num_read)
+        num_read, before = num_read + run.num_chars, before + run.ids
+        return Reading(len(text), self._runs.pieces(text, num_read), self, (num_read, before, behind))
 
     def known(self, pieces: Sequence[str]) -> list[bytes]:
         """The ids of the first of `pieces`, up to one that was not encoded before."""
@@ -136,7 +150,8 @@ class Encoder:
             return [text]
         return self._cut.split(text) if len(text) <= _SPLIT_CHARS else _split(self._cut, text)
 
-    def _pieces(self, segments: Iterable[str]) -> Iterator[str]:
+    def _pieces(self, text: str) -> Iterator[str]:
+        segments = self._segments(text)
         if isinstance(segments, list) and max(map(len, segments)) <= self._piece_chars[0]:
             return filter(None, segments)
         return self._cut_further(segments)
@@ -177,7 +192,7 @@ def exact_encoder(backend: Describing, cache_bytes: int) -> tuple[Encoder, str]:
     """The fastest encoder that is exact for a tokenizer, and why it does not cut at added tokens ("": it
     does). What the description promises is tried once: another release of the library may differ."""
     kind = kind_of(backend.to_str())
-    encoder = Encoder(backend, kind, cache_bytes, (8, 16))
+    encoder = Encoder(backend, kind, cache_bytes, (8, 64))
     text = "".join(f"{token}{part}{token} {part}" for token in kind.cuts[:3] for part in _SAMPLE)
     for sample in (text, "".join(_SAMPLE)):
         if encoder.read(sample, add_special_tokens=False).whole().tobytes() != encoded(backend, sample):

@@ -126,12 +126,13 @@ def metrics() -> str:
         "",
         "## The router: `GET /metrics`",
         "",
-        "| name | kind | meaning |",
-        "|---|---|---|",
+        "| name | kind | labels | meaning |",
+        "|---|---|---|---|",
     ]
     for family in sorted(registry.collect(), key=lambda family: family.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        parts.append(f"| `{name}` | {family.type} | {family.documentation} |")
+        labels = ", ".join(f"`{label}`" for label in vars(family).get("_labelnames", ()))
+        parts.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
     parts += [
         "",
         "## The shared tier: each engine's own `/metrics`",

@@ -46,7 +46,7 @@ async def test_one_engine_answers_5xx(tokenizer_dir: Path, socket_dir: Path, sta
         assert len(stack.engines["e0"].records.seen) == 5
         states = await stack.samples("anbar_router_breaker_state")
         assert states['{engine="e0",state="open"}'] == states['{engine="e1",state="closed"}'] == 1.0
-        assert await stack.samples("anbar_router_retries_total") == {"": 5.0}
+        assert await stack.samples("anbar_router_retries_total") == {'{engine="e1"}': 5.0}
         assert (await stack.described())["e0"]["breaker"] == "open"
 
 

@@ -73,6 +73,8 @@ class RequestFacts(msgspec.Struct):
     degraded: str = ""
     """Why routing was not precise; "" when it was."""
     num_attempts: int = 0
+    retried: tuple[EngineId, ...] = ()
+    """The engines that were asked after another one had failed, in their order."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     predicted_cached_tokens: int | None = None
@@ -98,7 +100,10 @@ class RequestFacts(msgspec.Struct):
     max_gap_s: float = 0.0
     num_body_bytes: int = 0
     continued: bool = False
-    """Its engine was lost in mid-stream, and `engine` went on."""
+    """Its engine was lost in mid-stream, and `engine` went on: what is said of its first byte, and what was
+    predicted of it, is the first engine's."""
+    broken: str = ""
+    """Why its answer broke off after the first byte, as its client was told; "" when it did not."""
     split: str = ""
     """Where prefill and decode are split: what became of that (`anbar.route.split`)."""
     prefill_engine: EngineId | None = None

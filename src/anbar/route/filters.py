@@ -21,7 +21,8 @@ class Verdict(Enum):
     OTHER_MODEL = "other_model"
     """It does not serve the request's model."""
     OTHER_GROUP = "other_group"
-    """It serves the model, but not for the name or the share of traffic that the request belongs to."""
+    """It serves the model, but not for the name or the share of traffic that the request belongs to, or,
+    where prefill and decode are split, not this part of it."""
     TOO_LONG = "too_long"
     """The prompt leaves no room in its context."""
     NO_ADAPTER_SLOT = "no_adapter_slot"

@@ -149,7 +149,8 @@ async def test_completion_goes_on() -> None:
     assert (sent["prompt"], sent["max_tokens"]) == (PROMPT + SO_FAR, 8)
     assert (sent["temperature"], sent["stop"], sent["stream"]) == (0, ["!"], True)
     assert (event.outcome, event.engine, event.continued) == (Outcome.OK, "b", True)
-    assert (event.num_attempts, event.num_output_tokens) == (2, 10)
+    assert (event.num_attempts, event.retried, event.num_output_tokens) == (2, ("b",), 10)
+    assert event.broken == ""
     assert breaker.state is BreakerState.CLOSED
 
 

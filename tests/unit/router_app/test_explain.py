@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from scripted import REQUEST, Connection, answer, ask, die, scripted
+from scripted import END, REQUEST, SSE, Connection, Script, answer, ask, die, scripted
 from test_router import Pages, becomes, configured, get, running
 from tests.waiting import until, within
 
@@ -111,6 +111,69 @@ async def test_a_failed_attempt_is_told_and_the_next_engine_answered() -> None:
     assert attempt["detail"]
     assert (found["outcome"]["engine"], found["outcome"]["outcome"]) == ("e1", "ok")
     assert {engine["verdict"] for engine in found["engines"]} == {"able"}
+
+
+def stream(*events: bytes, dies: bool) -> Script:
+    """An engine that sends these events, and then is lost or ends well."""
+
+    async def script(connection: Connection) -> None:
+        if b"/tokenize" in connection.head:
+            await answer(b'{"tokens": [31], "count": 1, "max_model_len": 1000}')(connection)
+            return
+        await connection.send(SSE)
+        for event in events:
+            await connection.send_chunk(event)
+        if dies:
+            connection.writer.transport.abort()
+        else:
+            await connection.send_chunk(b"data: [DONE]\n\n")
+            await connection.send(END)
+
+    return script
+
+
+CHOICE = b'{"index": 0, "text": " one", "finish_reason": null}'
+ONE_WORD = b'data: {"id": "c", "created": 7, "choices": [%b]}\n\n' % CHOICE
+STREAM = b'{"model": "m", "prompt": [1, 2], "stream": true, "max_tokens": 9'
+
+
+async def test_a_stream_that_broke_off_says_why() -> None:
+    """Nobody could go on with it, since it asked for log-probabilities: the page has the reason that the
+    client was told, and the text too."""
+    lost = Engine()
+    lost.complete = stream(ONE_WORD, dies=True)
+    async with scripted(lost.script) as a, running(configured(a.port)) as (router, port):
+        await becomes(router, READY)
+        told = await ask(port, post("r-1", body=STREAM + b', "logprobs": 1}'))
+        await ended(router, "r-1")
+        (found,) = await explained(port, "r-1")
+        text = (await get(port, "/admin/explain/r-1?format=text"))[1].decode()
+    outcome = found["outcome"]
+    assert (outcome["outcome"], outcome["continued"], outcome["engine"]) == ("broken", False, "e0")
+    assert outcome["broken"]
+    assert outcome["broken"].encode() in told
+    assert f"ms: {outcome['broken']}" in text
+
+
+async def test_a_stream_that_another_engine_went_on_with() -> None:
+    """Who went on, and that the first byte was the first engine's, beside what was predicted of that one."""
+    lost, other = Engine(), Engine()
+    lost.complete, other.complete = stream(ONE_WORD, dies=True), stream(ONE_WORD, dies=False)
+    async with (
+        scripted(lost.script) as a,
+        scripted(other.script) as b,
+        running(configured(a.port, b.port, policy="round_robin")) as (router, port),
+    ):
+        await becomes(router, READY, READY)
+        await ask(port, post("r-1", body=STREAM + b"}"))
+        await ended(router, "r-1")
+        (found,) = await explained(port, "r-1")
+        text = (await get(port, "/admin/explain/r-1?format=text"))[1].decode()
+    outcome = found["outcome"]
+    assert (outcome["outcome"], outcome["continued"], outcome["engine"]) == ("ok", True, "e1")
+    assert (outcome["broken"], [each["engine"] for each in found["failed_attempts"]]) == ("", ["e0"])
+    assert "e1 went on with the stream of e0" in text
+    assert "after it was sent to e0; first token predicted" in text
 
 
 async def test_a_request_that_nothing_could_serve_is_explained() -> None:

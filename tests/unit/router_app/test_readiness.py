@@ -137,7 +137,8 @@ def test_an_alias_is_promised_from_the_start() -> None:
     never.health.state, never.health.reason = EngineState.STARTING, "refused"
     status, found = page(engine("a", "m"), never, names=names)
     assert (status, found["reason"]) == (503, "no engine is ready for chat")
-    assert found["names"]["chat"] == {"routable": [], "others": {"never": "starting: refused"}}
+    others = {"a": "does not serve n", "never": "starting: refused"}
+    assert found["names"]["chat"] == {"routable": [], "others": others}
     found = page(engine("a", "m"), names={"chat": [Target("n", group("a"))]})[1]
     assert found["names"]["chat"]["others"] == {"a": "does not serve n"}
 

@@ -72,6 +72,12 @@ def test_a_stream_and_a_whole_answer_are_both_measured() -> None:
     assert page["stream_gap_max_seconds_sum{}"] == 14.96
 
 
+def test_a_stream_that_another_engine_went_on_with_is_no_measure_of_it() -> None:
+    """The first token was another engine's: it is not compared with what was predicted of this one."""
+    page = page_of(STREAM, changed(STREAM, continued=True))
+    assert page["ttft_to_predicted_ratio_count{}"] == 1
+
+
 def test_every_time_between_chunks_is_counted() -> None:
     """Two of 20 ms or less and one longer than all bounds, twice; cumulative, with a sum."""
     page = page_of(STREAM, STREAM)

@@ -213,7 +213,8 @@ def _compare(event: RequestFinished, of: _Children) -> None:
     if event.reported_itl_s is not None:
         of.engine_itl.observe(event.reported_itl_s)
     actual_s = event.engine_ttft_s if event.stream else event.reported_ttft_s
-    is_own = event.split != _SPLIT  # else it also waited for what another engine was still handing over
+    # Else it also waited for what another engine was still handing over, or another engine began it.
+    is_own = event.split != _SPLIT and not event.continued
     if actual_s is not None and event.predicted_ttft_s > 0.0 and event.outcome is Outcome.OK and is_own:
         of.ttft_ratio.observe(actual_s / event.predicted_ttft_s)
     predicted, reported = event.predicted_cached_tokens, event.reported_cached_tokens

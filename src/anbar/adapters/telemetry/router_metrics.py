@@ -278,7 +278,9 @@ class RouterMetrics:
             return self._registered(Counts(name, text, labels))
 
         self._retries = counter(
-            "anbar_router_retries_total", "Tries of an engine after another one failed.", ()
+            "anbar_router_retries_total",
+            "Tries of an engine after another one failed, by the engine that was asked then.",
+            ("engine",),
         )
         self._refused_retries = counter(
             "anbar_router_retries_refused_total", "Retries that were possible, but beyond the budget.", ()
@@ -325,8 +327,8 @@ class RouterMetrics:
             self._refusals.labels(event.refusal).inc()
         if event.replayed:
             self._replays.labels().inc()
-        if event.num_attempts > 1:
-            self._retries.labels().inc(event.num_attempts - 1)
+        for engine in event.retried:
+            self._retries.labels(engine).inc()
         if event.degraded:
             self._degraded.labels(model, event.degraded).inc()
         if event.tokenize_s > 0.0:

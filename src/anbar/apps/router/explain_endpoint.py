@@ -66,8 +66,8 @@ class ExplainEndpoint:
             text = (
                 f"No request {request_id[:128]!r} is among the last {self._log.limit} that were routed here. "
                 f"It is older than {utc(self._log.oldest_s)} (router.explain.keep says how many are kept), "
-                "was refused before it was routed, or came to another router; its line in the log tells how "
-                "it ended."
+                "was refused before it was routed, got the answer of an earlier one (Idempotency-Key), or "
+                "came to another router; its line in the log tells how it ended."
             )
         return RequestError(text, status=404, code="not_kept")
 

@@ -58,7 +58,8 @@ class ExplainedEngine(msgspec.Struct, frozen=True):
 
 
 class ExplainedAttempt(msgspec.Struct, frozen=True):
-    """An engine that was asked and failed before its first byte."""
+    """An engine that was asked and failed: before its first byte, or in a stream that another one was to go
+    on with."""
 
     engine: str
     failure: str
@@ -76,6 +77,11 @@ class ExplainedOutcome(msgspec.Struct, frozen=True):
     """The HTTP status; 499: the client went away."""
     engine: str | None
     """Who answered, or was asked last."""
+    continued: bool
+    """The engine that began the stream was lost, and `engine` went on with it: the first byte, its prediction
+    and the tokens cached are those of the last of `failed_attempts`."""
+    broken: str
+    """Why the answer broke off after its first byte; empty when it did not."""
     ttft_ms: float | None
     """First byte of the answer, from the request's arrival."""
     engine_ttft_ms: float | None
@@ -273,6 +279,8 @@ def _outcome(record: Record, e2e_s: float) -> ExplainedOutcome:
         outcome=record.outcome.value,
         status=record.status,
         engine=record.engine,
+        continued=record.continued,
+        broken=record.broken,
         ttft_ms=_ms_or_none(record.ttft_s),
         engine_ttft_ms=_ms_or_none(record.engine_ttft_s),
         reported_ttft_ms=_ms_or_none(record.reported_ttft_s),

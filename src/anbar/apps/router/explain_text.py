@@ -72,6 +72,7 @@ def _request(request: ExplainedRequest) -> Iterable[str]:
         yield from _prefill(request.split)
     is_split = request.split is not None and request.split.engine is not None
     yield from _engines(request.engines, "answer" if is_split else "")
+    yield ""
     for attempt in request.failed_attempts:
         yield f"  {attempt.engine} failed after {attempt.after_ms:g} ms: {attempt.failure} ({attempt.detail})"
     yield from (f"  {line}" for line in _ended(request))
@@ -85,7 +86,6 @@ def _engines(engines: Sequence[ExplainedEngine], title: str) -> Iterable[str]:
     rows = [_COLUMNS, *(_row(engine) for engine in engines)]
     yield from (f"  {line}" for line in _table(rows, _WORDS))
     yield f"  {_LEGEND}"
-    yield ""
 
 
 def _prefill(split: ExplainedSplit) -> Iterable[str]:
@@ -125,11 +125,16 @@ def _ended(request: ExplainedRequest) -> Iterable[str]:
     if outcome is None:
         yield "still running"
         return
-    who = f" by {outcome.engine}" if outcome.engine is not None else ""
-    yield f"ended: {outcome.outcome}, status {outcome.status}{who}, after {outcome.e2e_ms:g} ms"
-    predicted = next((engine.ttft_ms for engine in request.engines if engine.engine == outcome.engine), None)
+    first = outcome.engine
+    who = f" by {first}" if first is not None else ""
+    why = f": {outcome.broken}" if outcome.broken else ""
+    if outcome.continued and request.failed_attempts:
+        first = request.failed_attempts[-1].engine
+        yield f"{outcome.engine} went on with the stream of {first}"
+    yield f"ended: {outcome.outcome}, status {outcome.status}{who}, after {outcome.e2e_ms:g} ms{why}"
+    predicted = next((engine.ttft_ms for engine in request.engines if engine.engine == first), None)
     if outcome.engine_ttft_ms is not None and predicted is not None:
-        sent = f"first byte {outcome.engine_ttft_ms:g} ms after it was sent to {outcome.engine}"
+        sent = f"first byte {outcome.engine_ttft_ms:g} ms after it was sent to {first}"
         whole = "" if request.stream else " (not a stream: that is the whole answer)"
         yield f"{sent}{whole}; first token predicted after {predicted:g} ms"
     if outcome.cached_tokens is not None:

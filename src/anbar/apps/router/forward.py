@@ -127,7 +127,7 @@ class Forwarder:
         walk = Walk(engines, self._standing, self._budget, self._clock, record.num_executions)
         engine: Engine | None = walk.first()
         while engine is not None:
-            record.num_attempts += 1
+            record.asks(engine.id)
             try:
                 await self._try(job, engine, record, walk)
                 return
@@ -170,7 +170,7 @@ class Forwarder:
         return await rest_of(job.api, broken.transcript, ids, self._prompts, serving)
 
     async def _append(self, job: Job, engine: Engine, record: Record, rest: Rest, broken: Relay) -> None:
-        record.num_attempts += 1
+        record.asks(engine.id)
         plan = Plan(rest.num_tokens)
         with Trial(engine, self._clock) as trial, engine.load.hold(plan, self._clock) as share:
             reply = await ask_for_rest(engine, job.head, rest.body, job.until_s - self._clock.now_s())
@@ -188,6 +188,7 @@ class Forwarder:
         record.engine, record.continued = engine.id, True
         record.num_chunks += relay.pace.told().num_chunks
         record.ended(Outcome.OK if whole else Outcome.BROKEN, 200)
+        record.broken = relay.why
         usage = find_usage(relay.tail.bytes())
         record.num_output_tokens = rest.num_before + (usage.completion_tokens if usage is not None else 0)
 
@@ -268,6 +269,7 @@ class Forwarder:
             job.claim.keep(reply.status, kept_headers(reply.headers))
         ended = Outcome.OK if reply.status < 400 else Outcome.ENGINE_ERROR
         record.ended(ended if whole else Outcome.BROKEN, reply.status)
+        record.broken = relay.why
         if reply.status == 200:
             record.reported(relay.tail.bytes(), is_estimated=not job.query.is_whole)
         if relay.error is not None:

@@ -100,12 +100,13 @@ def _staying(fleet: Fleet) -> list[Engine]:
 
 
 def _meant(target: Target, engines: Sequence[Engine], standing: Standing) -> dict[EngineId, str]:
-    """The engines that a target is about, each with what keeps it from serving it, or ""."""
+    """The engines that a target is about, each with what keeps it from serving it, or "": those that serve
+    its model, and where a group is named, or nobody serves it, all others."""
     group = [engine for engine in engines if not target.engines or engine.id in target.engines]
     serving = [engine for engine in group if target.model in engine.facts.names]
     found = _obstacles(serving, standing)
     for engine in group:
-        if engine.id not in found and (target.engines or not engine.facts.names):
+        if engine.id not in found and (target.engines or not serving or not engine.facts.names):
             found[engine.id] = _away(engine, standing) or f"does not serve {target.model}"
     return found
 

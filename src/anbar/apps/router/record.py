@@ -50,6 +50,12 @@ class Record(RequestFacts, kw_only=True):
     e2e_s: float | None = None
     """None while it runs."""
 
+    def asks(self, engine: EngineId) -> None:
+        """An engine is sent the request."""
+        if self.num_attempts:
+            self.retried += (engine,)
+        self.num_attempts += 1
+
     def ended(self, outcome: Outcome, status: int) -> None:
         self.outcome = outcome
         self.status = status

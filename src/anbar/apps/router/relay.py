@@ -58,6 +58,7 @@ class Relay:
         "signal",
         "tail",
         "transcript",
+        "why",
     )
 
     def __init__(
@@ -76,6 +77,8 @@ class Relay:
         """What the client has read, where another engine may go on with it."""
         self.error: UpstreamBroken | None = None
         """Why the answer broke off, as long as the client was not told."""
+        self.why = ""
+        """The same in words, for good."""
         self.copy: Claim | None = None
         """Who takes note of the body, too."""
         self.pace = Pace()
@@ -139,7 +142,7 @@ class Relay:
     def broke(self, error: UpstreamBroken, signal: Signal | None = None) -> None:
         stalled = isinstance(error, UpstreamStalled)
         self.signal = signal or (Signal.STALLED if stalled else Signal.FAILED)
-        self.error = error
+        self.error, self.why = error, str(error)
         if signal is not None or self.transcript is None or self.transcript.text() is None:
             self.give_up()
         self._finish(False)

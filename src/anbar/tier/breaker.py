@@ -88,7 +88,10 @@ class Breaker:
             return self._current()
 
     def is_open(self) -> bool:
-        """Whether a call made now would certainly be refused."""
+        """Whether a call made now would certainly be refused. Asked for every key, and mostly closed: that
+        needs no lock, since whoever reads the state a moment too early could have asked a moment earlier."""
+        if self._state is BreakerState.CLOSED:
+            return False
         with self._lock:
             return self._current() is BreakerState.OPEN
 

@@ -73,4 +73,7 @@ def chain_saves_s(
     same prompt's earlier chunks are worth, where they were stored by themselves.
     """
     whole = ends[-1] + EXPECTED_TOKENS if ends else 0
-    return tuple(min(ceiling_s, cost.seconds(whole, end)) for end in ends)
+    a, b = cost.a_s_per_token, cost.b_s_per_token2
+    most = cost.seconds(whole)
+    rest = [most - a * end - b * end * end for end in ends]
+    return tuple([saved_s if saved_s < ceiling_s else ceiling_s for saved_s in rest])

@@ -21,6 +21,7 @@ class FoundRun:
     """Of the leading keys, so many are there."""
     step: int = 0
     """In which a key was asked for that had not been before."""
+    _group: bytes = b""
     _keys: list[bytes] = field(default_factory=list)
     _ends: list[int] = field(default_factory=list)
     _weighed: int = -1
@@ -30,7 +31,9 @@ class FoundRun:
         """A key is asked for in a step; it and those before it stand for so many tokens of the prompt."""
         if key in self.places or self.decision is not None:
             return
-        if self._keys and key[-GROUP_BYTES:] != self._keys[0][-GROUP_BYTES:]:
+        if not self._keys:
+            self._group = key[-GROUP_BYTES:]
+        elif not key.endswith(self._group):
             return
         if self._ends and end_token <= self._ends[-1]:
             self.decision = Decision.UNWEIGHED

@@ -92,7 +92,7 @@ class Lookups:
         self._admission = admission
         self._step = 0
         self._requests: dict[str, _Request] = {}
-        self._waiting: dict[tuple[Scope, bytes], set[str]] = {}
+        self._waiting: dict[Scope, dict[bytes, list[str]]] = {}
         """Who waits for a key, from its first question until the store's answer."""
         self._unsent: dict[Scope, list[bytes]] = {}
 
@@ -119,10 +119,10 @@ class Lookups:
         state = self._requests.pop(request, None)
         if state is None:
             return
-        for key in state.asked_s:
-            waiters = self._waiting.get((state.wish.scope, key))
-            if waiters is not None:
-                waiters.discard(request)
+        waiting = self._waiting.get(state.wish.scope)
+        if waiting:
+            for key in state.asked_s.keys() & waiting.keys():
+                _leave(waiting[key], request)
 
     def answer(self, request: str, key: bytes, end_token: int | None = None, chunk_tokens: int = 0) -> Answer:
         """HIT, MISS or RETRY, at once. `end_token`: of the prompt's tokens, how many the key and those before
@@ -130,8 +130,9 @@ class Lookups:
         state = self._requests.get(request)
         if state is None or state.wish.bypass:
             return Answer.MISS
-        if state.found is not None and end_token is not None:
-            state.found.place(key, end_token, self._step)
+        found = state.found
+        if found is not None and end_token is not None and key not in found.places:
+            found.place(key, end_token, self._step)
         known = state.answers.get(key)
         if known is Answer.HIT:
             return self._hit(state, key, chunk_tokens)
@@ -142,15 +143,14 @@ class Lookups:
         if end_token is not None and end_token <= state.wish.expect_tokens:
             state.expected.add(key)
         now_s = self._clock.now_s()
-        asked_s = state.asked_s.get(key)
-        if asked_s is None:
+        if key not in state.asked_s:
             self._ask(request, state, key, now_s)
             return Answer.RETRY
         if not self._is_late(state, key):
             if now_s - state.missing_s.get(key, now_s) >= ASK_AGAIN_S:
                 self._ask(request, state, key, now_s)
             return Answer.RETRY
-        self._waiting.get((state.wish.scope, key), set()).discard(request)
+        _leave(self._waiting.get(state.wish.scope, {}).get(key, []), request)
         return self._resolve(state, key, Answer.MISS, "late" if key in state.missing_s else "timeout")
 
     def take_questions(self) -> list[Question]:
@@ -159,23 +159,28 @@ class Lookups:
         unsent, self._unsent = self._unsent, {}
         questions: list[Question] = []
         for scope, keys in unsent.items():
-            wanted = [key for key in keys if self._is_wanted(scope, key)]
+            wanted = self._wanted(scope, keys)
             starts = range(0, len(wanted), self._batch_keys)
             questions += [Question(scope, tuple(wanted[i : i + self._batch_keys])) for i in starts]
         return questions
 
     def settle(self, question: Question, outcomes: Sequence[Outcome] | None) -> None:
         """The store's answer, one outcome per key; None when the breaker refused the call."""
-        for index, key in enumerate(question.keys):
-            outcome = outcomes[index] if outcomes is not None else None
-            label = outcome.value if outcome is not None else "refused"
-            answer = Answer.HIT if outcome is Outcome.HIT else Answer.MISS
-            for request in self._waiting.pop((question.scope, key), ()):
-                state = self._requests[request]
+        scope, requests = question.scope, self._requests
+        waiting = self._waiting.get(scope, {})
+        results = outcomes if outcomes is not None else (None,) * len(question.keys)
+        resolved: list[Outcome | None] = []
+        for key, outcome in zip(question.keys, results, strict=True):
+            for request in waiting.pop(key, ()):
+                state = requests[request]
                 if outcome is Outcome.MISS and key in state.expected:
                     state.missing_s[key] = self._clock.now_s()
                 else:
-                    self._resolve(state, key, answer, label)
+                    state.answers[key] = Answer.HIT if outcome is Outcome.HIT else Answer.MISS
+                    resolved.append(outcome)
+        if not waiting:
+            self._waiting.pop(scope, None)
+        self._tally.outcomes(Series.LOOKUPS, resolved)
 
     def loading(self, request: str, keys: Iterable[bytes]) -> None:
         """Keys are being loaded for a request."""
@@ -234,12 +239,18 @@ class Lookups:
         state.missing_s.pop(key, None)
         if state.since_s is None:
             state.since_s = now_s
-        waiters = self._waiting.get((scope, key))
+        waiting = self._waiting.get(scope)
+        if waiting is None:
+            waiting = self._waiting[scope] = {}
+        waiters = waiting.get(key)
         if waiters is None:
-            self._waiting[scope, key] = {request}
-            self._unsent.setdefault(scope, []).append(key)
-        else:
-            waiters.add(request)
+            waiting[key] = [request]
+            unsent = self._unsent.get(scope)
+            if unsent is None:
+                unsent = self._unsent[scope] = []
+            unsent.append(key)
+        elif request not in waiters:
+            waiters.append(request)
 
     def _resolve(self, state: _Request, key: bytes, answer: Answer, label: str) -> Answer:
         state.answers[key] = answer
@@ -253,8 +264,19 @@ class Lookups:
         bound_s = self._timeout_s if state.wish.wait_s is None else state.wish.wait_s
         return self._clock.now_s() - (state.asked_s[key] if since_s is None else since_s) >= bound_s
 
-    def _is_wanted(self, scope: Scope, key: bytes) -> bool:
-        if self._waiting[scope, key]:
-            return True
-        del self._waiting[scope, key]
-        return False
+    def _wanted(self, scope: Scope, keys: Sequence[bytes]) -> list[bytes]:
+        """Of these keys, those that someone still waits for; the others are forgotten."""
+        waiting = self._waiting[scope]
+        wanted = [key for key in keys if waiting[key]]
+        if len(wanted) < len(keys):
+            for key in keys:
+                if not waiting[key]:
+                    del waiting[key]
+            if not waiting:
+                del self._waiting[scope]
+        return wanted
+
+
+def _leave(waiters: list[str], request: str) -> None:
+    if request in waiters:
+        waiters.remove(request)

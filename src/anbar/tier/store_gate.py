@@ -35,14 +35,13 @@ class StoreGate:
 
     def admit(
         self, scope: Scope, keys: Sequence[bytes], ends: Sequence[int | None], *, always: bool
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """The indices of the keys to store. `ends`: of the prompt's tokens, how many each key and those
         before it stand for, None: not known. Counts a sighting of each key."""
-        prefix = scope.encode()
-        seen = [self._sketch.see(prefix + key) for key in keys]
+        seen = self._sketch.see_all(keys, scope.encode())
         reason = self._look()
         if reason is None or always:
-            return list(range(len(keys)))
+            return range(len(keys))
         kept = [
             index
             for index, end in enumerate(ends)

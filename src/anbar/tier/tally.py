@@ -1,7 +1,10 @@
 """What the shared tier counts, by label, until someone collects it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import Enum
+
+from anbar.tier.store import Outcome
 
 
 class Series(Enum):
@@ -113,6 +116,12 @@ GAUGES = {
 }
 
 
+_OUTCOMES: tuple[tuple[Outcome | None, str], ...] = (
+    *((outcome, outcome.value) for outcome in Outcome),
+    (None, "refused"),
+)
+
+
 class Tally:
     """Counts since the last `take`. Not thread-safe: one thread owns it."""
 
@@ -123,6 +132,17 @@ class Tally:
         """Add `amount` (keys, bytes or seconds); nothing is recorded for zero."""
         if amount:
             self._counts[series, label] += amount  # type: ignore[assignment]  # a Counter may hold floats
+
+    def outcomes(self, series: Series, results: Sequence[Outcome | None]) -> None:
+        """Count what became of keys; None: the breaker refused them. Keys come by the ten thousand a second,
+        so they are counted by kind."""
+        left = len(results)
+        for outcome, label in _OUTCOMES:
+            if not left:
+                return
+            num = results.count(outcome)
+            self.add(series, label, num)
+            left -= num
 
     def take(self) -> dict[tuple[Series, str], float]:
         """What was added since the last call."""

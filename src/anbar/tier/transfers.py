@@ -6,7 +6,7 @@ acknowledged without writing, or fails to load at once. Jobs are cut into calls 
 hung call loses little, and a breaker that opened in between refuses the rest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -108,7 +108,8 @@ class Transfers:
         self._tally = tally
         self._config = config
         self._running: dict[int, _Running] = {}
-        self._storing: set[tuple[Scope, bytes]] = set()
+        self._storing: dict[Scope, set[bytes]] = {}
+        """Keys that are being stored."""
         self._pinned = dict.fromkeys(Direction, 0)
         self._finished: list[Finished] = []
         self._changes: list[Change] = []
@@ -133,19 +134,25 @@ class Transfers:
         if not wanted:
             self._tally.add(Series.STORES, "unwanted", len(job.keys))
             return self._start(job, Direction.STORE, [])
-        offered = range(len(job.keys)) if kept is None else kept
+        offered: Sequence[int] = range(len(job.keys)) if kept is None else kept
         self._tally.add(Series.STORES, "filtered", len(job.keys) - len(offered))
-        fresh = [i for i in offered if (job.scope, job.keys[i]) not in self._storing]
-        self._tally.add(Series.STORES, "merged", len(offered) - len(fresh))
+        storing = self._storing.setdefault(job.scope, set())
+        fresh = offered
+        if not storing.isdisjoint(job.keys):
+            fresh = [i for i in offered if job.keys[i] not in storing]
+            self._tally.add(Series.STORES, "merged", len(offered) - len(fresh))
         admitted, refusal = self._admit(Direction.STORE, fresh, self._config.max_store_rows)
         self._tally.add(Series.STORES, refusal, len(fresh) - len(admitted))
-        self._storing.update((job.scope, job.keys[i]) for i in admitted)
-        return self._start(job, Direction.STORE, self._cut(job, Direction.STORE, admitted))
+        calls = self._cut(job, Direction.STORE, admitted)
+        for call in calls:
+            storing.update(call.keys)
+        if not storing:
+            del self._storing[job.scope]
+        return self._start(job, Direction.STORE, calls)
 
     def load(self, job: Job) -> list[Call]:
         """Calls to make for a load, prefix first; keys that are refused fail at once."""
-        every = list(range(len(job.keys)))
-        admitted, refusal = self._admit(Direction.LOAD, every, self._config.max_load_rows)
+        admitted, refusal = self._admit(Direction.LOAD, range(len(job.keys)), self._config.max_load_rows)
         refused = job.keys[len(admitted) :]
         self._tally.add(Series.LOADS, refusal, len(refused))
         return self._start(job, Direction.LOAD, self._cut(job, Direction.LOAD, admitted), failed=refused)
@@ -153,18 +160,15 @@ class Transfers:
     def settle(self, call: Call, outcomes: Sequence[Outcome] | None) -> None:
         """What became of a call, one outcome per key; None when the breaker refused it."""
         running = self._running[call.job]
-        series = Series.LOADS if call.direction is Direction.LOAD else Series.STORES
-        results = outcomes if outcomes is not None else [None] * len(call.keys)
-        good = [key for key, outcome in zip(call.keys, results, strict=True) if outcome is Outcome.HIT]
-        failed = [key for key, outcome in zip(call.keys, results, strict=True) if outcome is not Outcome.HIT]
-        for outcome in results:
-            self._tally.add(series, outcome.value if outcome is not None else "refused")
+        is_load = call.direction is Direction.LOAD
+        results: Sequence[Outcome | None] = outcomes if outcomes is not None else (None,) * len(call.keys)
+        good, failed, gone = _sorted(call.keys, results)
+        self._tally.outcomes(Series.LOADS if is_load else Series.STORES, results)
         self._tally.add(Series.BYTES, call.direction.value, len(good) * self._config.row_bytes)
-        if call.direction is Direction.STORE:
-            self._storing.difference_update((call.scope, key) for key in call.keys)
-        else:
-            gone = (key for key, outcome in zip(call.keys, results, strict=True) if outcome in _GONE)
+        if is_load:
             self._change(gone, present=False)
+        else:
+            self._stored(call)
         self._change(good, present=True)
         running.good += good
         running.failed += failed
@@ -184,21 +188,30 @@ class Transfers:
         changes, self._changes = self._changes, []
         return changes
 
-    def _admit(self, direction: Direction, indices: list[int], max_rows: int) -> tuple[list[int], str]:
+    def _stored(self, call: Call) -> None:
+        storing = self._storing[call.scope]
+        storing.difference_update(call.keys)
+        if not storing:
+            del self._storing[call.scope]
+
+    def _admit(
+        self, direction: Direction, indices: Sequence[int], max_rows: int
+    ) -> tuple[Sequence[int], str]:
         """The leading indices that may be moved, and why the others may not."""
         if self._breaker.is_open():
             return [], "refused"
         return indices[: max(0, max_rows - self._pinned[direction])], "queue_full"
 
-    def _cut(self, job: Job, direction: Direction, indices: list[int]) -> list[Call]:
+    def _cut(self, job: Job, direction: Direction, indices: Sequence[int]) -> list[Call]:
+        keys, rows, saves_s = job.keys, job.rows, job.saves_s
+        if len(indices) < len(keys):
+            keys, rows = tuple([keys[i] for i in indices]), tuple([rows[i] for i in indices])
+            saves_s = tuple([saves_s[i] for i in indices]) if saves_s else ()
         step = self._config.rows_per_call
-        calls = []
-        for start in range(0, len(indices), step):
-            part = indices[start : start + step]
-            keys, rows = tuple(job.keys[i] for i in part), tuple(job.rows[i] for i in part)
-            saves_s = tuple(job.saves_s[i] for i in part) if job.saves_s else ()
-            calls.append(Call(job.id, direction, job.scope, keys, rows, saves_s))
-        return calls
+        return [
+            Call(job.id, direction, job.scope, keys[i : i + step], rows[i : i + step], saves_s[i : i + step])
+            for i in range(0, len(keys), step)
+        ]
 
     def _start(
         self, job: Job, direction: Direction, calls: list[Call], failed: Sequence[bytes] = ()
@@ -225,7 +238,21 @@ class Transfers:
             )
         )
 
-    def _change(self, keys: Iterable[bytes], *, present: bool) -> None:
-        changed = tuple(keys)
-        if changed:
-            self._changes.append(Change(changed, present))
+    def _change(self, keys: Sequence[bytes], *, present: bool) -> None:
+        if keys:
+            self._changes.append(Change(tuple(keys), present))
+
+
+def _sorted(
+    keys: tuple[bytes, ...], results: Sequence[Outcome | None]
+) -> tuple[Sequence[bytes], Sequence[bytes], Sequence[bytes]]:
+    """The keys that were moved, those that were not, and of these those that are not there. Mostly all were
+    moved."""
+    if len(keys) == len(results) == results.count(Outcome.HIT):
+        return keys, (), ()
+    pairs = list(zip(keys, results, strict=True))
+    return (
+        [key for key, result in pairs if result is Outcome.HIT],
+        [key for key, result in pairs if result is not Outcome.HIT],
+        [key for key, result in pairs if result in _GONE],
+    )

@@ -7,7 +7,7 @@ blocks (but `drain_jobs` and `shutdown`, which vLLM means to block), none raises
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -74,11 +74,7 @@ from anbar.tier.transfers import CALL_BYTES, Direction, Finished, Job, TransferC
 # Below vLLM's logger, so that lines appear in the engine's log.
 logger = init_logger("vllm.anbar.shared_tier")
 
-_ANSWERS = {
-    Answer.HIT: LookupResult.HIT,
-    Answer.MISS: LookupResult.MISS,
-    Answer.RETRY: LookupResult.RETRY,
-}
+_HIT, _MISS = Answer.HIT, Answer.MISS  # looked up by name ten thousand times a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,9 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._tally = Tally()
         self._num_defects = 0
         self._num_evicted = 0
-        self._store_stats = StoreStats(None, None, None)
+        self._store_stats = self._store_told = StoreStats(None, None, None)
+        self._told: dict[str, float] = {}
+        """Values of metrics that were reported last."""
         self._part_counts = PartCounts()
         self._events: list[OffloadingEvent] = []
         num_rows, row_bytes = len(primary_kv_view), self.block_size_bytes
@@ -152,8 +150,9 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
             admission=self._admission if options.weighs_loads else None,
         )
         self._gate = StoreGate(Pressure(clock), ReuseSketch(), self._tally)
-        self._chunk_tokens: dict[int, int] = {
-            group.group_id: group.tokens_per_block * offloading_spec.blocks_per_chunk
+        self._chunk_tokens: dict[bytes, int] = {
+            group.group_id.to_bytes(GROUP_BYTES, "big"): group.tokens_per_block
+            * offloading_spec.blocks_per_chunk
             for group in offloading_spec.config.groups
         }
         self._calls = StoreCalls(store, self._breaker, self._row, options.timeouts)
@@ -161,25 +160,30 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Reads what the request asks of the tier."""
-        self._lookups.open(req_context.req_id, wish.parse(req_context.kv_transfer_params))
+        request_wish = wish.parse(req_context.kv_transfer_params)
+        req_context.set_state(request_wish)
+        self._lookups.open(req_context.req_id, request_wish)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._lookups.close(req_context.req_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        position = req_context.get_offload_key_position(key)
-        answer = self._lookups.answer(req_context.req_id, key, position, self._tokens(key))
-        return _ANSWERS[answer]
+        end_token = req_context.get_offload_key_position(key)
+        answer = self._lookups.answer(req_context.req_id, key, end_token, self._tokens(key))
+        if answer is _MISS:
+            return LookupResult.MISS
+        return LookupResult.HIT if answer is _HIT else LookupResult.RETRY
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        request_wish = self._wish(job_metadata)
-        job = self._job(job_metadata, request_wish)
+        context = job_metadata.req_context
+        request_wish = _wish(context)
+        keys, rows, ends = _ordered(job_metadata)
         prefill = request_wish.prefill or self.steps.cost or NOMINAL
-        job = replace(job, saves_s=_saves_s(job, job_metadata.req_context, prefill))
+        saves_s = _saves_s(ends, context, prefill)
+        job = Job(job_metadata.job_id, context.req_id, request_wish.scope, keys, rows, saves_s)
         kept: Sequence[int] = ()
         if request_wish.may_store:
-            ends = [job_metadata.req_context.get_offload_key_position(key) for key in job.keys]
             always = request_wish.storing is wish.Storing.ALWAYS
             kept = self._gate.admit(job.scope, job.keys, ends, always=always)
         for call in self._transfers.store(job, wanted=request_wish.may_store, kept=kept):
@@ -187,10 +191,11 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._gate.pressure.queued(self._transfers.store_share)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        request_wish = self._wish(job_metadata)
-        job = self._job(job_metadata, request_wish)
-        self._lookups.loading(job.request, job.keys)
-        run = self._run(job, job_metadata.req_context)
+        request_wish = _wish(job_metadata.req_context)
+        keys, rows, ends = _ordered(job_metadata)
+        job = Job(job_metadata.job_id, job_metadata.req_context.req_id, request_wish.scope, keys, rows)
+        self._lookups.loading(job.request, keys)
+        run = self._run(keys, ends)
         if run is not None:
             decision = self._lookups.decision(job.request)
             self._admission.started(job.id, decision, run, request_wish.prefill)
@@ -234,42 +239,54 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         return metric_definitions()
 
     def get_stats(self) -> OffloadingConnectorStats:
-        """What happened since the last call."""
+        """What happened since the last call, and what has another value now; at first all. vLLM asks in each
+        step, and what does not change would be carried to its server each time."""
         stats = OffloadingConnectorStats()
         for (series, label), amount in self._tally.take().items():
             stats.increase_counter(series.value, amount, (*self._label, label))
-        stats.increase_counter(DEFECTS, self._num_defects, self._label)
-        stats.increase_counter(BREAKER_OPENED, self._breaker.take_num_opened(), self._label)
-        stats.set_gauge(BREAKER_STATE, self._breaker.state().value, self._label)
+        num_opened = self._breaker.take_num_opened()
+        for name, num in ((DEFECTS, self._num_defects), (BREAKER_OPENED, num_opened)):
+            if num or name not in self._told:
+                self._told[name] = num
+                stats.increase_counter(name, num, self._label)
         if self._num_evicted:
             stats.increase_counter(EVICTED, self._num_evicted, self._label)
-            self._num_evicted = 0
-        stats.set_gauge(REUSE_FILTER, float(self._gate.is_engaged), self._label)
+        self._num_defects = self._num_evicted = 0
+        self._gauge(stats, BREAKER_STATE, self._breaker.state().value)
+        self._gauge(stats, REUSE_FILTER, float(self._gate.is_engaged))
         self._add_costs(stats)
-        if self._store_stats.used_bytes is not None:
-            stats.set_gauge(USED_BYTES, self._store_stats.used_bytes, self._label)
-        if self._store_stats.capacity_bytes is not None:
-            stats.set_gauge(CAPACITY_BYTES, self._store_stats.capacity_bytes, self._label)
-        if self._store_stats.is_writable is not None:
-            stats.set_gauge(WRITABLE, int(self._store_stats.is_writable), self._label)
-        for part in self._store_stats.parts:
-            stats.set_gauge(PART_BREAKER_STATE, part.breaker, (*self._label, part.id))
-        for count in self._part_counts.take(self._store_stats.parts):
-            labels = (*self._label, count.part, count.operation, count.result)
-            stats.increase_counter(PART_KEYS, count.num_keys, labels)
-        self._num_defects = 0
+        if self._store_stats is not self._store_told:
+            self._store_told = self._store_stats
+            self._add_store(stats, self._store_stats)
         return stats
 
     def _add_costs(self, stats: OffloadingConnectorStats) -> None:
         """What is known of loading and of computing."""
         if self._admission.speed.is_known:
             cost = self._admission.speed.cost
-            stats.set_gauge(LOAD_LATENCY, cost.latency_s, self._label)
-            stats.set_gauge(LOAD_BANDWIDTH, cost.bytes_per_s, self._label)
+            self._gauge(stats, LOAD_LATENCY, cost.latency_s)
+            self._gauge(stats, LOAD_BANDWIDTH, cost.bytes_per_s)
         prefill = self.steps.cost
         if prefill is not None:
-            stats.set_gauge(PREFILL, prefill.a_s_per_token, self._label)
-            stats.set_gauge(PREFILL2, prefill.b_s_per_token2, self._label)
+            self._gauge(stats, PREFILL, prefill.a_s_per_token)
+            self._gauge(stats, PREFILL2, prefill.b_s_per_token2)
+
+    def _add_store(self, stats: OffloadingConnectorStats, store: StoreStats) -> None:
+        """What the store said of itself."""
+        self._gauge(stats, USED_BYTES, store.used_bytes)
+        self._gauge(stats, CAPACITY_BYTES, store.capacity_bytes)
+        self._gauge(stats, WRITABLE, store.is_writable)
+        for part in store.parts:
+            stats.set_gauge(PART_BREAKER_STATE, part.breaker, (*self._label, part.id))
+        for count in self._part_counts.take(store.parts):
+            labels = (*self._label, count.part, count.operation, count.result)
+            stats.increase_counter(PART_KEYS, count.num_keys, labels)
+
+    def _gauge(self, stats: OffloadingConnectorStats, name: str, value: float | None) -> None:
+        """None: not known."""
+        if value is not None and self._told.get(name) != value:
+            self._told[name] = value
+            stats.set_gauge(name, float(value), self._label)
 
     def _row(self, index: int) -> memoryview:
         size = self.block_size_bytes
@@ -277,24 +294,14 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def _tokens(self, key: bytes) -> int:
         """Of one chunk of the layers that the key belongs to."""
-        return self._chunk_tokens.get(int.from_bytes(key[-GROUP_BYTES:], "big"), 0)
+        return self._chunk_tokens.get(key[-GROUP_BYTES:], 0)
 
-    def _run(self, job: Job, context: ReqContext) -> Run | None:
+    def _run(self, keys: Sequence[bytes], ends: Sequence[int | None]) -> Run | None:
         """Which tokens a load is for."""
-        ends = [context.get_offload_key_position(key) for key in job.keys]
-        if not ends or None in ends:
+        known = [end for end in ends if end is not None]
+        if not known or len(known) < len(ends):
             return None
-        return Run(max(0, min(ends) - self._tokens(job.keys[0])), max(ends), len(ends))
-
-    def _wish(self, job: TransferJob) -> wish.Wish:
-        return wish.parse(job.req_context.kv_transfer_params)
-
-    def _job(self, job: TransferJob, request_wish: wish.Wish) -> Job:
-        """vLLM's keys are in no order; the beginning of a prefix is worth most."""
-        position = job.req_context.get_offload_key_position
-        pairs = sorted(zip(job.keys, job.chunk_ids.tolist(), strict=True), key=lambda p: position(p[0]) or 0)
-        keys, rows = zip(*pairs, strict=True) if pairs else ((), ())
-        return Job(job.job_id, job.req_context.req_id, request_wish.scope, keys, rows)
+        return Run(max(0, known[0] - self._tokens(keys[0])), known[-1], len(ends))
 
     def _settle(self, result: Result) -> None:
         call = result.call
@@ -361,10 +368,25 @@ class _LeastSaved(float):
     """The least that an earlier chunk of a request saves; kept in vLLM's scratch space of the request."""
 
 
-def _saves_s(job: Job, req_context: ReqContext, prefill: PrefillCost) -> tuple[float, ...]:
+def _wish(context: ReqContext) -> wish.Wish:
+    """As it was read when the request came."""
+    known: wish.Wish | None = context.get_state(wish.Wish)
+    return known or wish.parse(context.kv_transfer_params)
+
+
+def _ordered(job: TransferJob) -> tuple[tuple[bytes, ...], tuple[int, ...], list[int | None]]:
+    """Keys, rows, and where each chunk ends in its prompt, None: not known. vLLM's keys are in no order; the
+    beginning of a prefix is worth most."""
+    keys, rows = list(job.keys), job.chunk_ids.tolist()
+    ends = [job.req_context.get_offload_key_position(key) for key in keys]
+    order = sorted(range(len(keys)), key=[end or 0 for end in ends].__getitem__)
+    return tuple([keys[i] for i in order]), tuple([rows[i] for i in order]), [ends[i] for i in order]
+
+
+def _saves_s(ends: Sequence[int | None], req_context: ReqContext, prefill: PrefillCost) -> tuple[float, ...]:
     """What each chunk saves, by where it ends in its prompt."""
-    ends = [req_context.get_offload_key_position(key) or 0 for key in job.keys]
-    saves_s = chain_saves_s(ends, prefill, req_context.get_state(_LeastSaved) or math.inf)
+    known = [end or 0 for end in ends]
+    saves_s = chain_saves_s(known, prefill, req_context.get_state(_LeastSaved) or math.inf)
     if saves_s:
         req_context.set_state(_LeastSaved(saves_s[-1]))
     return saves_s

@@ -17,7 +17,7 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up demo test test-engine test-faults check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
+.PHONY: help up demo test test-engine test-faults test-ceph check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
@@ -36,6 +36,12 @@ test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the 
 
 test-faults: install model ## every fault of every kind of store under real vLLM, half an hour
 	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v
+
+CEPH := ceph-mon ceph-mgr ceph-osd radosgw ceph-common
+# Debian's packages; as root they are installed first.
+test-ceph: install-router ## the S3 store on a real Ceph of one node, minutes
+	@command -v radosgw >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CEPH); } || { echo "first, as root: apt-get install --no-install-recommends $(CEPH)"; exit 1; }
+	@ANBAR_S3_SERVER=ceph timeout 1800 $(PYTEST) tests/integration/s3 --timeout 600 -v
 
 check: install-router ## format, lint, types, layers, sizes, pins
 	@echo "== checks"

@@ -121,6 +121,10 @@ class S3Server:
             for socket in (f"{name}-{port}", f"{name}-grpc-{port + 1}"):
                 Path(f"/tmp/seaweedfs-{socket}.sock").unlink(missing_ok=True)
 
+    def end(self) -> None:
+        """For good."""
+        self.kill()
+
     def _wait(self) -> None:
         """Until the bucket is made and an object can be written: the parts come up one after the other."""
         assert self._process is not None
@@ -139,11 +143,11 @@ class S3Server:
 
 
 @contextmanager
-def running_s3(directory: Path) -> Iterator[S3Server]:
+def running_s3(directory: Path, kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
     """A server of one's own."""
-    server = S3Server(directory)
+    server = kind(directory)
     try:
         server.start()
         yield server
     finally:
-        server.kill()
+        server.end()

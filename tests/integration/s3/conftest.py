@@ -1,6 +1,7 @@
 """A real S3 server, and stores on it."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -9,9 +10,12 @@ import pytest
 from anbar.adapters.store.s3 import S3Store, S3StoreConfig
 from anbar.testing.store_contract import TIMEOUT_S
 from anbar.tier.store import Outcome
+from tests.ceph_server import CephServer
 from tests.s3_server import S3Server, running_s3
 
 Opener = Callable[..., S3Store]
+SERVER = CephServer if os.environ.get("ANBAR_S3_SERVER") == "ceph" else S3Server
+collect_ignore = [] if SERVER is CephServer else ["test_ceph.py"]
 FAILED = (Outcome.ERROR, Outcome.TIMEOUT)
 """Which of both it is depends on what comes first, the end of the attempts or of the deadline."""
 
@@ -21,7 +25,7 @@ _prefixes = (f"test/{number}" for number in itertools.count())
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """The server that all tests share, each with a prefix of its own; none may harm it."""
-    with running_s3(tmp_path_factory.mktemp("s3")) as server:
+    with running_s3(tmp_path_factory.mktemp("s3"), SERVER) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ import pytest
 from anbar.adapters.store.s3 import S3Store, S3StoreConfig
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
 from anbar.tier.store import Outcome, PutItem
-from tests.integration.s3.conftest import FAILED, Opener
+from tests.integration.s3.conftest import FAILED, SERVER, Opener
 from tests.s3_server import S3Server, running_s3
 from tests.tcp_proxy import TcpProxy, running_proxy
 from tests.waiting import wait_until
@@ -31,7 +31,7 @@ def test_a_frozen_then_killed_then_restarted_server(tmp_path: Path) -> None:
     """SIGSTOP: each call is a TIMEOUT at its deadline, and its connections are gone; buffers stay as they
     were. SIGCONT: it works again. SIGKILL in the middle of a call: the call fails. Started again: the same
     store works, with what the server held."""
-    with running_s3(tmp_path) as server:
+    with running_s3(tmp_path, SERVER) as server:
         store = S3Store(S3StoreConfig(server.place(), "s3-test", timeout_s=TIMEOUT_S), b"model")
         assert store.open() == ""
         try:

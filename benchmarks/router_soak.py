@@ -275,6 +275,11 @@ class Soak:
             await client.raw.close()
             client.raw = None
 
+    def defects(self) -> list[str]:
+        """What the router has logged of errors that nobody expected, with where they came from."""
+        told = (path.read_text(errors="replace").splitlines() for path in self._stage.scratch.glob("*.log"))
+        return [line for lines in told for line in lines if '"defect"' in line or "Traceback" in line]
+
     async def counters(self) -> dict[str, float]:
         """What should be zero when nothing runs."""
         lines = (await call(self.port, "GET", "/metrics")).body.decode().splitlines()
@@ -298,6 +303,7 @@ def main() -> None:
         clients = asyncio.run(soak.run(options.requests, options.first, options.seed))
         counters = asyncio.run(soak.counters())
         cpu_s = sum(soak.router.cpu_times()[:2])
+        defects = soak.defects()
     statuses = sum((client.statuses for client in clients), Counter[str]())
     wrong = [text for client in clients for text in client.wrong]
     first, last = soak.rss[0][1], soak.rss[-1][1]
@@ -307,7 +313,7 @@ def main() -> None:
     report.figures["processor ms per request"] = round(cpu_s / options.requests * 1e3, 2)
     report.setup |= {"answers": dict(sorted(statuses.items())), "counters at the end": counters}
     report.show()
-    for line in (*sorted(f"{count:7} {what}" for what, count in statuses.items()), *wrong[:20]):
+    for line in (*sorted(f"{count:7} {what}" for what, count in statuses.items()), *wrong[:20], *defects):
         print(line)
     if options.write:
         print(f"written: {report.write()}")

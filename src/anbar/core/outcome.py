@@ -4,9 +4,11 @@ None of them carries a prompt, a token, a key or a header.
 """
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from pathlib import PurePath
 
 import msgspec
 
@@ -207,12 +209,25 @@ class LoadCorrected(msgspec.Struct, frozen=True):
     """So many count as its load no more."""
 
 
+_NUM_PLACES = 4
+"""Of the way of an error: the last ones, which tell it from others."""
+
+
 class SupervisorCaught(msgspec.Struct, frozen=True):
     """A supervisor caught an error that nobody expected: a defect."""
 
     where: str
     error: str
     """The error's class."""
+    at: str = ""
+    """The innermost places in the code that it went through: what it says might be somebody's prompt."""
+
+    @classmethod
+    def of(cls, where: str, error: BaseException) -> "SupervisorCaught":
+        """What is told of `error`, caught by the supervisor `where`."""
+        frames = traceback.extract_tb(error.__traceback__)[-_NUM_PLACES:]
+        at = " < ".join(f"{PurePath(frame.filename).stem}:{frame.lineno}" for frame in reversed(frames))
+        return cls(where, type(error).__name__, at)
 
 
 Event = (

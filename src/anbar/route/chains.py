@@ -15,8 +15,8 @@ SEGMENT_BLOCKS = 64
 """Blocks that are remembered together: 1,024 tokens of a prompt, at 16 a block. What is left at the end, half
 of that on the average, is hashed block by block."""
 
-MAX_SEGMENTS = 16_384
-"""Segments remembered: 16 million tokens of prompts, in 13 MB."""
+MAX_SEGMENTS = 8_192
+"""Segments remembered: 8 million tokens of prompts, in 7 MB."""
 
 
 class Segments:

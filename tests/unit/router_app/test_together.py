@@ -1,6 +1,7 @@
 """Answers in which several routers have a part, when something is wrong."""
 
 import asyncio
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,7 +40,10 @@ async def test_a_defect_is_answered_and_counted() -> None:
     """No client waits for ever: it gets a 500, and the log a line."""
     events: list[Event] = []
     assert (await answer_to(b"/admin/explain", None, events)).status == 500
-    assert events == [SupervisorCaught("endpoint", "ZeroDivisionError")]
+    (caught,) = events
+    assert isinstance(caught, SupervisorCaught)
+    assert (caught.where, caught.error) == ("endpoint", "ZeroDivisionError")
+    assert re.match(r"test_together:\d+ < together:\d+", caught.at)
 
 
 async def test_one_worker_does_not_pass_for_all(tmp_path: Path) -> None:

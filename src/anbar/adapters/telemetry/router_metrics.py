@@ -227,7 +227,7 @@ class RouterMetrics:
                 self._restarts.labels(engine).inc()
             case TrustChanged(engine=engine, after=after):
                 self._trust.labels(engine, after).inc()
-            case SupervisorCaught(where, error):
+            case SupervisorCaught(where=where, error=error):
                 self._defects.labels(where, error).inc()
 
     def _registered(self, family: Counts) -> Counts:

@@ -199,7 +199,7 @@ class Discovery:
         except LookFailed as error:
             self._failed(followed, error.failure, str(error))
         except Exception as error:  # noqa: BLE001 - the supervisor of the looks of one entry
-            parts.emit(SupervisorCaught("discovery", type(error).__name__))
+            parts.emit(SupervisorCaught.of("discovery", error))
             self._failed(followed, LookFailure.DEFECT, f"the look failed ({type(error).__name__})")
         else:
             return sighting.again_s
@@ -248,7 +248,7 @@ class Discovery:
                     await self._bring(self._entries, "no longer found")
             except Exception as error:  # noqa: BLE001 - the supervisor of what was found
                 self._is_behind = True  # the next look tries again
-                self._parts.emit(SupervisorCaught("discovery", type(error).__name__))
+                self._parts.emit(SupervisorCaught.of("discovery", error))
 
     async def _bring(self, entries: Sequence[EngineConfig], why_gone: str) -> None:
         self._is_behind = False

@@ -108,7 +108,7 @@ class Endpoints:
         except RequestError as error:
             answer = error_answer(error)
         except Exception as error:  # noqa: BLE001 - the supervisor of a cold endpoint
-            self._parts.emit(SupervisorCaught("endpoint", type(error).__name__))
+            self._parts.emit(SupervisorCaught.of("endpoint", error))
             answer = internal(())
         together = self._parts.together
         if together is not None and together.takes(exchange):

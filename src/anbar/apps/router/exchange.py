@@ -236,7 +236,7 @@ class PeerExchange:
             try:
                 await self.look()
             except Exception as error:  # noqa: BLE001 - the supervisor of the search for peers
-                self._parts.emit(SupervisorCaught("peers", type(error).__name__))
+                self._parts.emit(SupervisorCaught.of("peers", error))
             self._has_looked.set()
             await asyncio.sleep(LONGEST_PAUSE_S)
 
@@ -272,7 +272,7 @@ class PeerExchange:
             except LOST as error:
                 self._failed(address, peer, error)
             except Exception as error:  # noqa: BLE001 - the supervisor of one peer
-                self._parts.emit(SupervisorCaught("peer", type(error).__name__))
+                self._parts.emit(SupervisorCaught.of("peer", error))
             self._not_tried.discard(address)
             await asyncio.sleep(peer.pause_s)
             peer.pause_s = min(LONGEST_PAUSE_S, 2 * peer.pause_s)

@@ -149,7 +149,7 @@ class Flow:
             ids += parts.explain.headers(exchange.request, record)
             self._answer_failure(exchange, record, Outcome.UPSTREAM_FAILED, upstream_failed(error, ids))
         except Exception as error:  # noqa: BLE001 - the supervisor of a request
-            parts.emit(SupervisorCaught("request", type(error).__name__))
+            parts.emit(SupervisorCaught.of("request", error))
             self._answer_failure(exchange, record, Outcome.INTERNAL, internal(ids))
         finally:
             finished = record.finished(parts.clock.now_s())

@@ -151,7 +151,7 @@ class KvFeed:
         self._emit(KvStreamGap(engine, last - first + 1))
 
     def on_error(self, engine: EngineId, error: Exception) -> None:
-        self._emit(SupervisorCaught("kv", type(error).__name__))
+        self._emit(SupervisorCaught.of("kv", error))
 
 
 def _note_changes(changes: RecentChanges, batch: KvBatch, now_s: float) -> None:

@@ -68,7 +68,7 @@ class LoadWatch:
             before = load.num_believed, len(load.queue)
             self.take(engine, await self._told(engine), before)
         except Exception as error:  # noqa: BLE001 - the supervisor of the looks at one engine
-            self._emit(SupervisorCaught("load", type(error).__name__))
+            self._emit(SupervisorCaught.of("load", error))
         finally:
             self._looks.pop(engine, None)
 

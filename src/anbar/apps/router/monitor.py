@@ -122,7 +122,7 @@ class Monitor:
                 engine.health.probe_succeeded()
                 engine.breaker.probed(self._parts.clock.now_s())
             except NoDescriptor as error:
-                self._parts.emit(SupervisorCaught("probe", type(error).__name__))  # not the engine's fault
+                self._parts.emit(SupervisorCaught.of("probe", error))  # not the engine's fault
             except UpstreamTimeout as error:
                 engine.health.probe_was_late(str(error))
             except UpstreamUnreachable as error:
@@ -130,7 +130,7 @@ class Monitor:
             except (WireError, _Refused) as error:
                 engine.health.probe_was_late(str(error))
             except Exception as error:  # noqa: BLE001 - the supervisor of the probes of one engine
-                self._parts.emit(SupervisorCaught("probe", type(error).__name__))
+                self._parts.emit(SupervisorCaught.of("probe", error))
                 engine.health.probe_was_late(f"the probe failed ({type(error).__name__})")
             await asyncio.sleep(self.interval_s)
 

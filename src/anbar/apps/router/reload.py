@@ -156,7 +156,7 @@ class Reloader:
             try:
                 await self.reload()
             except Exception as error:  # noqa: BLE001 - the supervisor of reloads
-                self._parts.emit(SupervisorCaught("reload", type(error).__name__))
+                self._parts.emit(SupervisorCaught.of("reload", error))
             watch.was_read(source.read_as)
 
     async def reload(self) -> None:

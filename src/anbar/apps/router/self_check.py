@@ -109,4 +109,4 @@ class SelfCheck:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._emit(SupervisorCaught("self_check", type(error).__name__))
+            self._emit(SupervisorCaught.of("self_check", error))

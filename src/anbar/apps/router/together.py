@@ -100,7 +100,7 @@ class Together:
             try:
                 answer = await self._answer(exchange, own) if own.status in (200, 404) else own
             except Exception as error:  # noqa: BLE001 - the supervisor of an answer of several routers
-                self._emit(SupervisorCaught("endpoint", type(error).__name__))
+                self._emit(SupervisorCaught.of("endpoint", error))
                 answer = internal(())
             reply(exchange, answer)
 

@@ -133,7 +133,7 @@ class TokenProbe:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._emit(SupervisorCaught("token_probe", type(error).__name__))
+            self._emit(SupervisorCaught.of("token_probe", error))
 
 
 def _where(name: str, own: list[int], theirs: list[int]) -> str:

@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "anbar.cli.doctor:doctor",
     "model": "anbar.cli.model:model",
     "config": "anbar.cli.config:app",
+    "cache": "anbar.cli.cache:app",
 }
 """Each command's module, and in it the function or Typer application; in the order of `anbar --help`."""
 

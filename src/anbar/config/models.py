@@ -456,7 +456,9 @@ class RouterConfig(ConfigModel):
 
     client_kv_fields: ClientKvFields = ClientKvFields.REFUSE
     """refuse: a request that carries `kv_transfer_params` or `cache_salt` gets 400, since a client that names
-    a remote host would make an engine connect to it. allow: passed on; only for clients you trust."""
+    a remote host would make an engine connect to it. allow: passed on; only for clients you trust. With
+    `tenants` only this goes on of what is allowed: a salt keeps a client's KV apart within its scope, and
+    `anbar.store` says whether it is stored."""
 
     split: SplitConfig = Field(default_factory=SplitConfig)
     """Prefill and decode on different engines."""

@@ -66,6 +66,8 @@ class RequestFacts(msgspec.Struct):
     endpoint: str
     model: str = ""
     """A model of the fleet, or "" when the client named none of them."""
+    scope: str | None = None
+    """Who shares its KV; None where there are no tenants, or it is not known whose it is."""
     outcome: Outcome = Outcome.INTERNAL
     status: int = 0
     engine: EngineId | None = None

@@ -103,6 +103,37 @@ async def test_a_conversation_is_known_by_header_user_or_opening(tmp_path: Path)
     assert len({a, c, e, g}) == 4
 
 
+async def test_a_scope_has_one_name(tmp_path: Path) -> None:
+    """Tenants of a group share blocks, others do not, and the same prompt has other ids for them; nobody's
+    name is in the file."""
+    tenants = {
+        "header": "x-tenant",
+        "by_name": {"ada": {"group": "lab"}, "grace": {"group": "lab"}, "shop": {}},
+    }
+    engine = Engine()
+    async with scripted(engine.script) as a:
+        config = AnbarConfig.model_validate(
+            {**recording(tmp_path, a.port, policy="round_robin").model_dump(), "tenants": tenants}
+        )
+        router = Router(config, {}, io.BytesIO())
+        port = await router.start()
+        try:
+            await becomes(router, READY)
+            for tenant in ("ada", "grace", "shop"):
+                await ask(port, post(tenant, f"x-tenant: {tenant}\r\n", body([1] * 40)))
+                await ended(router, tenant)
+            await written(router)
+            _, page, _ = await get(port, "/metrics")
+        finally:
+            await router.stop()
+    ada, grace, shop = read(tmp_path)
+    assert ada.scope == grace.scope != shop.scope
+    assert ada.hash_ids == grace.hash_ids
+    assert set(ada.hash_ids).isdisjoint(shop.hash_ids)
+    assert not {"lab", "shop"} & {ada.scope, shop.scope}
+    assert b'anbar_router_scope_requests_total{outcome="ok",scope="other"} 3.0' in page
+
+
 async def test_conversations_are_sampled_whole(tmp_path: Path) -> None:
     """Of 40 conversations of three turns at a rate of a half, each is there with all its turns or with
     none; the key is fixed, so that the choice is."""

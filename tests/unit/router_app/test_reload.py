@@ -16,6 +16,7 @@ from test_router import METRICS, Pages, get
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until, within
 
+from anbar.adapters.http.message import Request
 from anbar.apps.file_watch import FileWatch
 from anbar.apps.router import reload
 from anbar.apps.router.app import Router
@@ -25,6 +26,7 @@ from anbar.apps.router.worker import Worker
 from anbar.config.load import leaf_values, load
 from anbar.config.models import AnbarConfig
 from anbar.config.split import Role
+from anbar.core.errors import RequestError
 from anbar.core.fleet import EngineState
 from anbar.route.admission import AdmissionConfig
 from anbar.route.breaker import BreakerConfig
@@ -210,6 +212,31 @@ async def test_a_split_is_live(site: Site) -> None:
         site.write(ports)
         await site.told(4)
         assert not router.handover.is_on
+
+
+async def test_tenants_are_live(site: Site) -> None:
+    """Tenants come with a reload, and one that is taken out again is refused from then on."""
+    async with scripted(Pages().script) as one:
+        site.write({"a": one.port}, policy="random")
+        async with site.running() as router:
+            table = router.flow.parts.tenancy
+            assert table.table is None
+            for names, scopes in (({"ada": {}, "bank": {}}, ["ada", "bank"]), ({"bank": {}}, [None, "bank"])):
+                applied = len(site.lines("config_applied"))
+                tenants = {"header": "x-tenant", "by_name": names}
+                new = site.path.with_suffix(".new")
+                new.write_text(yaml.safe_dump({**yaml.safe_load(site.path.read_text()), "tenants": tenants}))
+                new.rename(site.path)
+                await until(lambda before=applied: len(site.lines("config_applied")) > before)
+                assert [_scope(router, tenant) for tenant in (b"ada", b"bank")] == scopes
+
+
+def _scope(router: Router, tenant: bytes) -> str | None:
+    assert router.flow.parts.tenancy.table is not None
+    try:
+        return router.flow.parts.tenancy.table.of(Request(b"POST", b"/", ((b"x-tenant", tenant),), b"")).scope
+    except RequestError:
+        return None
 
 
 async def test_limits_of_the_self_check_are_live(site: Site) -> None:

@@ -62,6 +62,9 @@ class ApiRequest(msgspec.Struct, frozen=True):
     reads_cache: bool
     """False when the engine skips its prefix cache: log-probabilities of the prompt are asked for."""
     cache_salt: str | None
+    wish: Mapping[str, object] | None = None
+    """What the router itself asks of the shared tier (`kv_transfer_params.anbar`): where there are tenants,
+    also in `body`."""
 
 
 _decode_json = msgspec.json.Decoder().decode

@@ -51,9 +51,14 @@ def with_members(body: bytes, known: Mapping[str, object], members: Mapping[str,
 def with_new_member(body: bytes, name: str, value: bytes) -> bytes:
     """The object `body`, which is known to have no member `name`, with `value` as its first one: nothing of a
     long body has to be looked at."""
+    return with_new_members(body, b"%b:%b" % (msgspec.json.encode(name), value))
+
+
+def with_new_members(body: bytes, members: bytes) -> bytes:
+    """As `with_new_member`, for several: `members` are as they stand in an object, with commas between."""
     begin = body.index(b"{") + 1
     comma = b"" if _EMPTY.match(body, begin) else b","
-    return b"".join((body[:begin], msgspec.json.encode(name), b":", value, comma, body[begin:]))
+    return b"".join((body[:begin], members, comma, body[begin:]))
 
 
 def member_span(body: bytes, name: str) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from anbar.adapters.telemetry import discovery_metrics, self_check_metrics
 from anbar.adapters.telemetry.gone_engines import GoneEngines, PerEngine
 from anbar.adapters.telemetry.request_metrics import RequestMetrics
 from anbar.adapters.telemetry.tallies import Counts, Spreads
+from anbar.adapters.telemetry.tenant_metrics import TenantMetrics
 from anbar.core.fleet import EngineState
 from anbar.core.outcome import (
     AttemptFailed,
@@ -188,6 +189,7 @@ class RouterMetrics:
         self._trust = self._registered(self_check_metrics.trust_counter())
         self._of_requests = RequestMetrics(registry)
         self._families.append(self._of_requests)
+        self.of_tenants = TenantMetrics(registry)
         self._tokenize = Spreads(
             "anbar_router_tokenize_seconds",
             "From handing a prompt to the tokenizer threads to its tokens.",
@@ -318,6 +320,7 @@ class RouterMetrics:
 
     def _finished(self, event: RequestFinished) -> None:
         self._of_requests.on(event)
+        self.of_tenants.on(event)
         model = self._of_requests.label_of(event.model)
         if event.split:
             self._splits.labels(model, event.split).inc()

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from anbar.adapters.http.openai import ClientKv
 from anbar.adapters.http.server import HttpServer
+from anbar.adapters.keys.files import KEYS_DIR, KeyFiles
 from anbar.adapters.telemetry import EventLog, RouterMetrics
 from anbar.adapters.telemetry.request_log import LineSink
 from anbar.apps.clock import SystemClock
@@ -57,6 +58,8 @@ from anbar.apps.router.retune import retune_engines, retuned
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sharing import PeerShare, SharedLoad, Told
 from anbar.apps.router.standing import Standing
+from anbar.apps.router.tenancy import Table, Tenancy
+from anbar.apps.router.tenant_watch import TenantWatch
 from anbar.apps.router.together import Own, Together, answers_of
 from anbar.apps.router.token_probe import TokenProbe
 from anbar.apps.router.worker import Worker
@@ -148,6 +151,9 @@ class Router:
         self.explain = ExplainLog(router.explain, time.time)
         self.recorder = Recorder(own_record(router.record, worker), self.fleet, time.time)
         self.handover = self._handover(caches, budget, clock)
+        self._tenancy = Tenancy()
+        keys = KeyFiles(config.state_dir / KEYS_DIR)
+        self._tenants = TenantWatch(keys, self._tenancy, self._log.line, self.emit)
         self.flow = Flow(self._flow_parts(caches, prompts, budget, clock))
         self.state = RouterState()
         self.explanations = ExplainEndpoint(self.explain)
@@ -214,6 +220,7 @@ class Router:
             recorder=self.recorder,
             handover=self.handover,
             awaited=self.discovery.awaited,
+            tenancy=self._tenancy,
         )
 
     def _listener(self) -> HttpServer:
@@ -252,6 +259,8 @@ class Router:
         if self.worker is None:  # for workers their parent has looked
             check_free(host, port)
         self.recorder.start(self._config.state_dir, on_trouble)
+        self._use_tenants(self._config, await self._tenants.read(self._config.tenants))
+        self._tenants.start()
         await self._join()
         if self.worker is not None:
             self.discovery.start()
@@ -290,6 +299,7 @@ class Router:
         """Put the parts of a configuration that are live into effect. Raises ConfigError, having changed
         nothing."""
         router, before = config.router, self._config
+        tenants = await self._tenants.read(config.tenants)
         self._config = config
         try:
             await self.discovery.apply(config.engines)
@@ -303,11 +313,18 @@ class Router:
             splits_by = _policy(router)
         self.handover.setup = split_setup(router, splits_by)
         self.flow.retune(retuned(replace(self.flow.parts, policy=policy), router))
+        self._use_tenants(config, tenants)
         self._name_targets()
         self._monitor.interval_s = router.health_interval_s
         self._loads.interval_s = router.load_check_interval_s
         self._server.limits = server_limits(router)
         retune_engines(self.fleet, router)
+
+    def _use_tenants(self, config: AnbarConfig, table: Table | None) -> None:
+        self._tenants.use(config.tenants, table)
+        self._metrics.of_tenants.named = frozenset(
+            config.tenants.scopes if config.tenants is not None else ()
+        )
 
     def _discovery_parts(self, caches: Caches, clock: Clock) -> DiscoveryParts:
         members = Members(
@@ -367,6 +384,7 @@ class Router:
             await self._idempotency.stop()
             await self.exchange.stop()
         await self.discovery.stop()
+        await self._tenants.stop()
         await self._loads.stop()
         await self._monitor.stop()
         await self._check.stop()

@@ -15,6 +15,7 @@ from anbar.adapters.http.openai import ApiRequest, Endpoint
 from anbar.adapters.http.transcript import Splicer, Transcript
 from anbar.apps.router.engine import Engine
 from anbar.apps.router.prompts import Prompts
+from anbar.apps.router.split_bodies import PARAMS
 from anbar.core.errors import RequestError
 
 _KEPT = frozenset(
@@ -24,6 +25,7 @@ _KEPT = frozenset(
     )
 )
 """Given to the next engine as they are."""
+_KEPT_OF_TENANTS = _KEPT | {PARAMS}
 _OF_THE_PROMPT = frozenset(
     (
         *("prompt", "messages", "max_tokens", "max_completion_tokens", "stream", "metadata"),
@@ -58,10 +60,16 @@ def is_continuable(api: ApiRequest) -> bool:
     prompt = body.get("prompt")
     if not api.stream or (isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))):
         return False
+    kept = _kept(api)
     return all(
-        name in _KEPT or name in _OF_THE_PROMPT or value is None or _is_neutral(name, value)
+        name in kept or name in _OF_THE_PROMPT or value is None or _is_neutral(name, value)
         for name, value in body.items()
     )
+
+
+def _kept(api: ApiRequest) -> frozenset[str]:
+    """Transfer parameters that the router has made itself are the next engine's too."""
+    return _KEPT if api.wish is None else _KEPT_OF_TENANTS
 
 
 def _is_neutral(name: str, value: object) -> bool:
@@ -107,7 +115,8 @@ async def rest_of(
         num_left = min(num_left, api.max_output_tokens - len(so_far))
     if not ids or (text and not so_far) or num_left < 1:
         return None
-    body = {name: value for name, value in api.body.items() if name in _KEPT}
+    kept = _kept(api)
+    body = {name: value for name, value in api.body.items() if name in kept}
     body |= {"prompt": [*ids, *so_far], "max_tokens": num_left, "stream": True}
     body["stream_options"] = {"include_usage": True}
     return Rest(msgspec.json.encode(body), len(ids) + len(so_far), len(so_far), splicer)

@@ -6,7 +6,7 @@ parse → tokenize → match → decide → forward (`forward.py`) → one event
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -36,6 +36,7 @@ from anbar.apps.router.recorder import Recorder
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sessions import session_of
 from anbar.apps.router.standing import Standing
+from anbar.apps.router.tenancy import Tenancy
 from anbar.apps.tasks import Tasks
 from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
@@ -84,6 +85,7 @@ class FlowParts:
     handover: Handover
     awaited: Callable[[], str] = str
     """Why it is not known yet which engines there are; "" when it is."""
+    tenancy: Tenancy = field(default_factory=Tenancy)
 
 
 class Audience(NamedTuple):
@@ -168,17 +170,30 @@ class Flow:
         parts = self.parts
         if self._stopping:
             raise asyncio.CancelledError
+        tenants = parts.tenancy.table
+        owner = b"" if tenants is None else tenants.of(exchange.request).tenant
         check_content_type(exchange.request)
         api = parse(endpoint, exchange.request.body, parts.client_kv)
         record.stream = api.stream
-        claim = None if api.stream else await parts.idempotency.claim(exchange.request)
+        claim = None if api.stream else await parts.idempotency.claim(exchange.request, owner)
         if claim is None:
-            await self._route(exchange, api, record)
+            await self._route(exchange, self._owned(exchange, api, record), record)
         elif isinstance(claim, Answer):
             self._replay(exchange, claim, record)
         else:
             with claim:
-                await self._route(exchange, api, record, claim)
+                await self._route(exchange, self._owned(exchange, api, record), record, claim)
+
+    def _owned(self, exchange: Exchange, api: ApiRequest, record: Record) -> ApiRequest:
+        """The request as its tenant's, with the salt of this moment: it may have waited for a claim. Raises
+        RequestError (403)."""
+        tenants = self.parts.tenancy.table
+        if tenants is None:
+            return api
+        member = tenants.of(exchange.request)
+        record.scope = member.scope
+        exchange.request, api = member.put_into(exchange.request, api)
+        return api
 
     def _replay(self, exchange: Exchange, answer: Answer, record: Record) -> None:
         """Give the answer that the same request had."""

@@ -27,13 +27,15 @@ from anbar.apps.router.record import Record
 from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.split_bodies import (
     PARAMS,
-    REMOTE_DECODE,
-    STORE,
     PrefillAnswer,
+    Wish,
     can_be_split,
     expecting,
+    keeps_out,
     prefill_body,
     read_answer,
+    remote_decode,
+    storing,
 )
 from anbar.apps.router.standing import Standing
 from anbar.config.split import Role, SplitVia
@@ -181,7 +183,8 @@ class Handover:
     def _handed(self, wanted: Wanted, answer: PrefillAnswer, route: Route, record: Record) -> Handed:
         num_tokens = answer.num_tokens or wanted.query.num_tokens
         via_store = self.setup.via is SplitVia.SHARED
-        params = expecting(num_tokens, self.setup.wait_ms) if via_store else answer.where or b"null"
+        wish = wanted.api.wish
+        params = expecting(num_tokens, self.setup.wait_ms, wish) if via_store else answer.fetching(wish)
         body = with_members(wanted.request.body, wanted.api.body, {PARAMS: params})
         request = replace(wanted.request, body=body)
         num_cached = None if via_store or record.prefill is None else record.prefill.predicted_cached_tokens
@@ -197,7 +200,7 @@ class Handover:
     def _decide(
         self, wanted: Wanted, route: Route, group: frozenset[EngineId]
     ) -> "tuple[SplitVerdict, _Leg | None]":
-        if not can_be_split(wanted.api):
+        if not can_be_split(wanted.api) or (self.setup.via is SplitVia.SHARED and keeps_out(wanted.api.wish)):
             return SplitVerdict.UNFIT, None
         rule, query = self.setup.rule, wanted.query
         unsplit = route.predictions.get(route.target, NO_PREDICTION)
@@ -253,7 +256,7 @@ class Handover:
         parts = self._parts
         known = map(parts.fleet.get, (leg.route.target, *leg.route.fallbacks))
         walk = Walk([e for e in known if e is not None], parts.standing, parts.budget, parts.clock)
-        body = prefill_body(wanted.request.body, wanted.api, self._prefill_params())
+        body = prefill_body(wanted.request.body, wanted.api, self._prefill_params(wanted.api.wish))
         engine: Engine | None = walk.first()
         while engine is not None and parts.clock.now_s() < wanted.until_s:
             leg.record.engine = engine.id
@@ -267,8 +270,8 @@ class Handover:
                     parts.emit(RetryRefused())
         return SplitVerdict.PREFILL_FAILED, None
 
-    def _prefill_params(self) -> bytes:
-        return STORE if self.setup.via is SplitVia.SHARED else REMOTE_DECODE
+    def _prefill_params(self, wish: Wish) -> bytes:
+        return storing(wish) if self.setup.via is SplitVia.SHARED else remote_decode(wish)
 
     async def _try(
         self, wanted: Wanted, leg: "_Leg", engine: Engine, body: bytes

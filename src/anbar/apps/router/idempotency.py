@@ -3,7 +3,7 @@
 Kept are whole answers of 2xx to requests that do not stream, for `window_s` seconds and in `max_bytes` of
 memory, the oldest going first. A repetition that comes while the first runs waits for it; if that one fails
 or is given up, the one that has waited longest runs in its place. The same key with another body is refused.
-A key belongs to whoever sends the same `authorization`.
+A key belongs to whoever sends the same `authorization`, and is of the same tenant.
 """
 
 import asyncio
@@ -92,22 +92,22 @@ class Idempotency:
     def __len__(self) -> int:
         return len(self._running) + len(self._kept)
 
-    async def claim(self, request: Request) -> Claim | Answer | None:
-        """The right to run `request`, or the answer that it had; None when it carries no key. Raises
-        RequestError: 400 for a key that is none, 422 for the key of another request."""
-        identity = self.identity(request)
+    async def claim(self, request: Request, owner: bytes = b"") -> Claim | Answer | None:
+        """The right to run `request` of the tenant `owner`, or the answer that it had; None when it carries
+        no key. Raises RequestError: 400 for a key that is none, 422 for the key of another request."""
+        identity = self.identity(request, owner)
         return None if identity is None else await self.claim_here(*identity)
 
-    def identity(self, request: Request) -> tuple[bytes, bytes] | None:
-        """The name of a request among those of all clients, and what tells it from another one under its
-        key; None when it carries no key. Raises RequestError for a key that is none."""
+    def identity(self, request: Request, owner: bytes) -> tuple[bytes, bytes] | None:
+        """The name of a request among those of all clients and tenants, and what tells it from another one
+        under its key; None when it carries no key. Raises RequestError for a key that is none."""
         key = request.header(HEADER)
         if key is None or not self.config.window_s:
             return None
         if not 0 < len(key) <= _MAX_KEY_BYTES:
             raise RequestError(f"An Idempotency-Key has 1 to {_MAX_KEY_BYTES} bytes.", code="invalid_value")
         secrets = (request.header(header) or b"" for header in CLIENT_SECRETS)
-        return _digest(*secrets, request.target, key), _digest(request.body)
+        return _digest(owner, *secrets, request.target, key), _digest(request.body)
 
     async def claim_here(self, name: bytes, fingerprint: bytes) -> Claim | Answer:
         """As `claim`, by what `identity` says."""

@@ -15,7 +15,7 @@ from anbar.core.outcome import RequestFinished
 from anbar.core.request import RouteQuery
 
 SCOPE = "default"
-"""Of requests without a `cache_salt`."""
+"""Of requests without a tenant and without a `cache_salt`."""
 
 
 class Recorder:
@@ -75,7 +75,7 @@ class Recorder:
             output_length=finished.num_output_tokens,
             block_size=_block_size(engine),
             model=finished.model,
-            scope=self._ids.name("scope", query.cache_salt.encode()) if query.cache_salt else SCOPE,
+            scope=self._scope(record.scope, query.cache_salt),
             session=pending.session,
             engine=finished.engine or "",
             predicted=_predicted(record),
@@ -86,6 +86,11 @@ class Recorder:
             status=finished.status,
         )
         self._writer.offer(recorded(entry, _weights(engine, query), query))
+
+    def _scope(self, scope: str | None, salt: str | None) -> str:
+        """A tenant's scope keeps its name when a purge has changed its salt."""
+        shared_by = salt if scope is None else scope
+        return self._ids.name("scope", shared_by.encode()) if shared_by else SCOPE
 
     def _session(self, query: RouteQuery, engine: Engine) -> str:
         if query.session:

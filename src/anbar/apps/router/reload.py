@@ -73,7 +73,8 @@ RESTART = frozenset(
 def changed_keys(before: AnbarConfig, after: AnbarConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The dotted paths whose values differ: those that are live, and those that need a restart."""
     old, new = leaf_values(before), leaf_values(after)
-    differ = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    known = old.keys() & new.keys()
+    differ = sorted((old.keys() ^ new.keys()) | {path for path in known if old[path] != new[path]})
     live = tuple(path for path in differ if _is_live(path))
     return live, tuple(path for path in differ if not _is_live(path))
 

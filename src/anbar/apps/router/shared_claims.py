@@ -73,8 +73,8 @@ class SharedIdempotency(Idempotency):
         self._exchange = exchange
         self._tasks = Tasks()
 
-    async def claim(self, request: Request) -> Claim | Answer | None:
-        identity = self.identity(request)
+    async def claim(self, request: Request, owner: bytes = b"") -> Claim | Answer | None:
+        identity = self.identity(request, owner)
         if identity is None:
             return None
         keeper = int.from_bytes(identity[0][:8], "little") % self._worker.count

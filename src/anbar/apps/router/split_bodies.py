@@ -19,26 +19,36 @@ _ONE_TOKEN = {
 
 _encode = msgspec.json.encode
 
-STORE = _encode({"anbar": {"v": 1, "store": "always"}})
-"""To a prefill engine: put it into the shared store, whatever the store's own rules."""
+Wish = Mapping[str, object] | None
+"""What the router says of a tenant's request in any case (`ApiRequest.wish`)."""
 
-REMOTE_DECODE = _encode(
-    {
-        "do_remote_decode": True,
-        "do_remote_prefill": False,
-        "remote_engine_id": None,
-        "remote_block_ids": None,
-        "remote_host": None,
-        "remote_port": None,
-    }
-)
+_REMOTE_DECODE: Mapping[str, object] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+REMOTE_DECODE = _encode(_REMOTE_DECODE)
 """To a prefill engine with vLLM's NixlConnector: keep the blocks, and say where they are."""
+
+
+def storing(wish: Wish) -> bytes:
+    """To a prefill engine: put it into the shared store, whatever the store's own rules."""
+    return _encode({"anbar": {"v": 1, **(wish or {}), "store": "always"}})
+
+
+def remote_decode(wish: Wish) -> bytes:
+    return REMOTE_DECODE if wish is None else _encode({**_REMOTE_DECODE, "anbar": wish})
 
 
 def can_be_split(api: ApiRequest) -> bool:
     """Whether a request is for one answer, of more than a token, to one prompt whose KV may be reused."""
     body = api.body
-    if not api.reads_cache or body.get(PARAMS) is not None or body.get("prompt_embeds") is not None:
+    if not api.reads_cache or body.get("prompt_embeds") is not None:
+        return False
+    if api.wish is None and body.get(PARAMS) is not None:
         return False
     if api.max_output_tokens is not None and api.max_output_tokens <= 1:
         return False
@@ -54,9 +64,14 @@ def prefill_body(body: bytes, api: ApiRequest, params: bytes) -> bytes:
     return with_members(body, api.body, {"max_tokens": b"1", PARAMS: params, **present})
 
 
-def expecting(num_tokens: int, wait_ms: int) -> bytes:
+def keeps_out(wish: Wish) -> bool:
+    """Whether the request's KV may not be put into the shared store."""
+    return wish is not None and wish.get("store") == "never"
+
+
+def expecting(num_tokens: int, wait_ms: int, wish: Wish = None) -> bytes:
     """To a decode engine: so many tokens of the prompt are being stored, or are stored already."""
-    return _encode({"anbar": {"v": 1, "expect_tokens": num_tokens, "wait_ms": wait_ms}})
+    return _encode({"anbar": {"v": 1, **(wish or {}), "expect_tokens": num_tokens, "wait_ms": wait_ms}})
 
 
 class _Details(msgspec.Struct):
@@ -85,10 +100,15 @@ class PrefillAnswer(msgspec.Struct):
         return details.cached_tokens if details is not None else None
 
     @property
-    def where(self) -> bytes | None:
+    def where(self) -> Mapping[str, object] | None:
         """The transfer parameters for the decode engine; None when there is nothing to fetch."""
         params = self.kv_transfer_params
-        return _encode(params) if params and params.get("do_remote_prefill") else None
+        return params if params and params.get("do_remote_prefill") else None
+
+    def fetching(self, wish: Wish) -> bytes:
+        """To a decode engine: fetch it from there; null when there is nothing to fetch."""
+        where = self.where
+        return _encode({**where, "anbar": wish} if where is not None and wish is not None else where)
 
 
 _decode = msgspec.json.Decoder(PrefillAnswer).decode

@@ -1,0 +1,50 @@
+"""`anbar cache`: what is cached, and for whom."""
+
+from typing import Annotated
+
+import typer
+
+from anbar.apps.purge import Target, purge, scope_of
+from anbar.cli.options import ConfigOption, SetOption, load_options
+
+app = typer.Typer(
+    help="See to what is cached.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
+
+
+@app.callback()
+def cache() -> None:
+    """See to what is cached."""
+
+
+@app.command("purge")
+def purge_scope(
+    file: ConfigOption = None,
+    settings: SetOption = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Of this tenant, which is in no group.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="NAME", help="Of all tenants of this group.")
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="Of requests without a known tenant.")] = False,
+) -> None:
+    """Make all that is cached of a tenant unusable at once, and remove it from the store.
+
+    Deletes the data key, without which nobody can read what is stored encrypted; changes the salt, so that
+    what engines have in HBM and in host memory is not found any more, and makes room; and removes what is in
+    the store. Needs the state directory and the store of the routers and engines. May be repeated. Exit
+    status 1 when the store was away: key and salt are done then.
+    """
+    config = load_options(file, settings).config
+    scope = scope_of(config.tenants, Target(tenant, group, default))
+    assert config.tenants is not None, "scope_of sees to it"
+    whose = ", ".join(config.tenants.members(scope)) or "requests without a known tenant"
+    typer.echo(f"purging what is cached of {whose}")
+    found = purge(config, scope)
+    for text in found.done:
+        typer.echo(f"  {text}")
+    for text in found.failed:
+        typer.echo(f"  NOT DONE: {text}", err=True)
+    if found.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,158 @@
+"""`anbar cache purge`: whose KV it is, what is done, and what is said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from anbar.adapters.keys.files import KeyFiles
+from anbar.apps.stores import open_store
+from anbar.cli.cache import app
+from anbar.config.load import load
+from anbar.config.stores import StoreConfig
+from anbar.core.errors import ConfigError
+from anbar.tier.store import Outcome, PutItem
+
+TIMEOUT_S = 60.0
+TENANTS: dict[str, Any] = {
+    "header": "x-tenant",
+    "by_name": {"ada": {"group": "lab"}, "grace": {"group": "lab"}, "bank": {}, "shop": {}},
+}
+
+
+class Place:
+    """A configuration with a store of files, and what is in it."""
+
+    def __init__(self, directory: Path, **changes: object) -> None:
+        self.path = directory / "anbar.yaml"
+        self.store_dir = directory / "state/store"
+        self.store_dir.mkdir(parents=True)
+        self.path.write_text(yaml.safe_dump({"state_dir": "state", "tenants": TENANTS, **changes}))
+        self.keys = KeyFiles(directory / "state/keys")
+
+    def purge(self, *options: str) -> Result:
+        return CliRunner().invoke(app, ["purge", "--config", str(self.path), *options])
+
+    def fill(self, *scopes: str) -> None:
+        """An entry of each scope, of two models."""
+        for namespace in (b"one", b"two"):
+            store = open_store(StoreConfig(path=self.store_dir), namespace)
+            for scope in scopes:
+                item = PutItem(b"k" * 36, memoryview(b"value"))
+                assert store.put([item], scope=scope, timeout_s=TIMEOUT_S) == [Outcome.HIT]
+            store.close()
+
+    def held(self, *scopes: str) -> list[str]:
+        """Of these scopes those that still have an entry, of whichever model."""
+        found = set()
+        for namespace in (b"one", b"two"):
+            store = open_store(StoreConfig(path=self.store_dir), namespace)
+            for scope in scopes:
+                if store.exists([b"k" * 36], scope=scope, timeout_s=TIMEOUT_S) == [Outcome.HIT]:
+                    found.add(scope)
+            store.close()
+        return sorted(found)
+
+
+def test_a_tenant_is_purged(tmp_path: Path) -> None:
+    """Its key, its salt and its entries, of all models; everybody else's stay. A second time there is nothing
+    left to remove, and the salt changes again."""
+    place = Place(tmp_path)
+    place.fill("bank", "shop", "")
+    place.keys.make_data_key("bank")
+    kept = place.keys.make_data_key("shop")
+    done = place.purge("--tenant", "bank")
+    assert done.exit_code == 0, done.output
+    for words in ("cached of bank", "data key deleted", "salt changed", "entries removed"):
+        assert words in done.output
+    assert place.keys.data_key("bank") is None
+    assert (place.keys.data_key("shop"), place.keys.epoch("shop")) == (kept, b"")
+    assert place.held("bank", "shop", "") == ["", "shop"]
+    epoch = place.keys.epoch("bank")
+    again = place.purge("--tenant", "bank")
+    assert again.exit_code == 0
+    assert "no data key to delete" in again.output
+    assert "had no entries" in again.output
+    assert place.keys.epoch("bank") not in (b"", epoch)
+
+
+def test_a_group_is_purged_only_as_one(tmp_path: Path) -> None:
+    """By the name of one of its tenants: refused, with whose KV it is and what to type; then done."""
+    place = Place(tmp_path)
+    place.fill("lab")
+    refused = place.purge("--tenant", "ada")
+    assert isinstance(refused.exception, ConfigError)
+    for words in ("'lab'", "ada, grace", "--group lab purges it for all of them"):
+        assert words in str(refused.exception)
+    assert (place.held("lab"), place.keys.epoch("lab")) == (["lab"], b"")
+    done = place.purge("--group", "lab")
+    assert done.exit_code == 0
+    assert "ada, grace" in done.output
+    assert place.held("lab") == []
+
+
+def test_requests_without_a_tenant(tmp_path: Path) -> None:
+    """Their scope has no name."""
+    place = Place(tmp_path)
+    place.fill("", "bank")
+    assert place.purge("--default").exit_code == 0
+    assert place.held("", "bank") == ["bank"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "needs one of --tenant NAME, --group NAME and --default"),
+        (["--tenant", "bank", "--default"], "needs one of"),
+        (["--tenant", "bnak"], "no such tenant; did you mean `bank`?"),
+        (["--tenant", "lab"], "no such tenant"),
+        (["--tenant", ""], "no such tenant"),
+        (["--group", "bank"], "no such group; use --tenant bank"),
+        (["--group", "labs"], "no such group; did you mean `lab`?"),
+    ],
+)
+def test_who_is_not_known_is_not_purged(tmp_path: Path, options: list[str], words: str) -> None:
+    """Refused, with what was meant perhaps; nothing has changed."""
+    place = Place(tmp_path)
+    place.keys.make_data_key("bank")
+    refused = place.purge(*options)
+    assert isinstance(refused.exception, ConfigError)
+    assert words in str(refused.exception)
+    assert place.keys.data_key("bank") is not None
+
+
+def test_without_tenants_there_is_nothing_to_purge(tmp_path: Path) -> None:
+    """Nobody's KV is kept apart."""
+    refused = Place(tmp_path, tenants=None).purge("--tenant", "bank")
+    assert isinstance(refused.exception, ConfigError)
+    assert "no `tenants`" in str(refused.exception)
+
+
+def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
+    """Key and salt are done first; the store is named as not done, and the exit status says so. Its directory
+    is not made in its absence."""
+    place = Place(tmp_path)
+    place.keys.make_data_key("bank")
+    place.store_dir.rmdir()
+    done = place.purge("--tenant", "bank")
+    assert done.exit_code == 1
+    assert f"NOT DONE: store {_store_id(place)}: entries not removed: {place.store_dir}" in done.output
+    assert place.keys.data_key("bank") is None
+    assert place.keys.epoch("bank") != b""
+    assert not place.store_dir.exists()
+
+
+def test_without_a_shared_store(tmp_path: Path) -> None:
+    """Engines keep KV to themselves: the new salt is all it takes."""
+    done = Place(tmp_path, cache={"mode": "native"}).purge("--tenant", "bank")
+    assert done.exit_code == 0
+    assert "no store to look in (cache.mode is native)" in done.output
+
+
+def _store_id(place: Place) -> str:
+    from anbar.config.stores import store_settings
+
+    config = load(place.path).config
+    return str(store_settings(config.cache.store, config.state_dir)["id"])

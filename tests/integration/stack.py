@@ -251,6 +251,8 @@ class Setup:
     cache: Mapping[str, object] = field(default_factory=dict)
     entries: Sequence[Mapping[str, object]] = ()
     """Further keys of each engine's entry in the file."""
+    file: Mapping[str, object] = field(default_factory=dict)
+    """Further tables of the file."""
 
     def engines(self) -> dict[str, EmulatedEngine]:
         """The engines `e0`, `e1`, ..., not started."""
@@ -290,6 +292,7 @@ class Setup:
             "engines": entries,
             "cache": cache,
             "router": settings,
+            **self.file,
         }
         path.write_text(yaml.safe_dump(content))
         return path

@@ -23,8 +23,10 @@ from anbar.adapters.process import guard
 from anbar.adapters.process.cleanup import make_scratch_dir, remove_scratch_dir
 from anbar.config.models import CacheConfig, CacheMode, Device, Dtype, LaunchConfig, Loading
 from anbar.config.render import EngineCommand, EngineSlot, engine_command
+from anbar.config.scope_rules import tenant_settings
 from anbar.config.split import SplitVia
 from anbar.config.stores import StoreConfig, store_settings
+from anbar.config.tenants import TenantsConfig
 
 READY_TIMEOUT_S = 600.0
 LIMIT_S = 120.0
@@ -47,6 +49,9 @@ class EngineConfig:
     cores: tuple[tuple[int, ...], ...] = ()
     """CPU ids of each worker; (): one worker, on all cores."""
     via: SplitVia = SplitVia.NONE
+    tenants: TenantsConfig | None = None
+    state_dir: Path | None = None
+    """Where the tenants' data keys are. None: in a directory of the engine's own."""
 
     def launch(self) -> LaunchConfig:
         """As in anbar.yaml. The development endpoints let tests empty an engine's caches."""
@@ -260,8 +265,10 @@ class Engine:
             region=config.name,
             threads=config.cores or (tuple(sorted(os.sched_getaffinity(0))),),
         )
-        store = store_settings(config.cache.store, scratch_dir)
-        return engine_command(self._python, config.launch(), config.cache, slot, store, config.via)
+        tier: dict[str, Any] = {"store": store_settings(config.cache.store, scratch_dir)}
+        if config.tenants is not None:
+            tier["tenants"] = tenant_settings(config.tenants, config.state_dir or scratch_dir)
+        return engine_command(self._python, config.launch(), config.cache, slot, tier, config.via)
 
 
 def _answer(data: dict[str, Any], text: str, seconds: float) -> Answer:

@@ -14,24 +14,28 @@ A composition root; `apps.stores` knows the kinds of stores.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingSpec
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
+from anbar.adapters.keys.files import KeyFiles
 from anbar.adapters.vllm.connector import SharingConnector
 from anbar.adapters.vllm.fingerprint import fingerprint
 from anbar.adapters.vllm.offload_spec import HostOffloadingSpec
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import Timeouts
 from anbar.apps.clock import SystemClock
-from anbar.apps.stores import open_store
+from anbar.apps.stores import Sharing, open_store
 from anbar.config.models import Loading
+from anbar.config.scope_rules import read_tenants
 from anbar.config.store_checks import read_store
 from anbar.config.stores import StoreConfig
 from anbar.core.errors import ConfigError
+from anbar.tier.scopes import Scopes
 
 logger = init_logger("vllm.anbar.plugin")
 
@@ -53,27 +57,34 @@ class TierSettings:
 
     weights_id: str | None = None
     load: Loading = Loading.AUTO
+    scopes: Scopes = field(default_factory=Scopes)
+    keys: Path | None = None
+    """Directory of data keys."""
 
     @classmethod
     def read(cls, settings: Mapping[str, object]) -> "TierSettings":
         """Raises ConfigError for unknown keys and wrong values."""
-        unknown = sorted(settings.keys() - {"weights_id", "load"})
+        allowed = ("load", "store", "tenants", "weights_id")
+        unknown = sorted(settings.keys() - set(allowed))
         if unknown:
-            raise ConfigError(f"the shared tier has no {unknown[0]}; allowed: load, store, weights_id")
+            raise ConfigError(f"the shared tier has no {unknown[0]}; allowed: {', '.join(allowed)}")
         weights_id, load = settings.get("weights_id"), settings.get("load", "auto")
         if not isinstance(weights_id, str | None):
             raise ConfigError(f"weights_id is {weights_id!r}; allowed: a name")
         if not isinstance(load, str) or load not in tuple(Loading):
             raise ConfigError(f"load is {load!r}; allowed: {', '.join(Loading)}")
-        return cls(weights_id, Loading(load))
+        tenants = settings.get("tenants", {})
+        if not isinstance(tenants, Mapping):
+            raise ConfigError(f"tenants is {tenants!r}; allowed: a table")
+        return cls(weights_id, Loading(load), *read_tenants(tenants))
 
 
 class AnbarSharedTier(SharedTier):
     """The shared tier, from its entry in `secondary_tiers`.
 
     `store` has the keys of `cache.store` in anbar.yaml; `weights_id` names the weights where they cannot be
-    looked at; `load` is `cache.load`. Raises ConfigError for what is unknown or wrong, StoreError when the
-    store cannot be opened."""
+    looked at; `load` is `cache.load`; `tenants` says what each scope may have. Raises ConfigError for what is
+    unknown or wrong, StoreError when the store cannot be opened."""
 
     def __init__(
         self,
@@ -96,7 +107,8 @@ class AnbarSharedTier(SharedTier):
         row_bytes = primary_kv_view.nbytes // len(primary_kv_view)
         namespace = fingerprint(vllm_config, offloading_spec, row_bytes, options.weights_id)
         settings = read_store(store)
-        opened = open_store(settings, namespace)
+        keys = None if options.keys is None else KeyFiles(options.keys.absolute())
+        opened = open_store(settings, Sharing(namespace, options.scopes, keys))
         logger.info("Shared tier: store %s, fingerprint %s", opened.id, namespace.hex()[:16])
         super().__init__(
             offloading_spec,

@@ -1,18 +1,20 @@
 """Opens the bucket that `cache.store.s3` names."""
 
 import logging
+from dataclasses import replace
 
 from anbar.adapters.store.s3 import Place, S3Store, S3StoreConfig
 from anbar.config.s3 import Addressing, Collector
 from anbar.config.stores import StoreConfig
+from anbar.tier.scopes import NO_SCOPES, Scopes
 
 logger = logging.getLogger(__name__)
 
 
-def open_s3(config: StoreConfig, id: str, namespace: bytes) -> S3Store:
+def open_s3(config: StoreConfig, id: str, namespace: bytes, scopes: Scopes = NO_SCOPES) -> S3Store:
     """The store, open, also when its server cannot be reached now: then a warning is logged. Raises
     StoreError when it could not be used."""
-    store = S3Store(s3_config(config, id), namespace)
+    store = S3Store(replace(s3_config(config, id), scopes=scopes), namespace)
     if warning := store.open():
         logger.warning("%s; it is asked again when it is needed", warning)
     return store

@@ -2,27 +2,54 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from anbar.adapters.keys.files import KeyFiles
 from anbar.adapters.store.composed import ComposedConfig, ComposedStore
 from anbar.adapters.store.files import FilesConfig, FilesStore
 from anbar.adapters.store.late import LateStore
 from anbar.adapters.store.part import Part
 from anbar.adapters.store.sweep import Bounds
 from anbar.apps.clock import SystemClock
-from anbar.config.stores import StoreConfig, StoreKind, WriteOrder, store_settings, with_paths
+from anbar.config.stores import COMPOSED, StoreConfig, StoreKind, WriteOrder, store_settings, with_paths
 from anbar.core.errors import ConfigError, StoreError
 from anbar.tier.composed import of_last
 from anbar.tier.placement import Layers, Rendezvous
+from anbar.tier.scopes import Scopes
 from anbar.tier.store import Store
 
 
-def open_store(config: StoreConfig, namespace: bytes) -> Store:
-    """The store, opened for entries of one namespace. Raises StoreError when it cannot be opened, ConfigError
-    when its settings do not go together."""
-    return _OPENERS[config.kind](with_paths(config, Path.absolute, Path.absolute), namespace)
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """For whom a store is opened: whose values it holds, and what each scope may have of it. Where a scope
+    is encrypted, `keys` has its data key."""
+
+    namespace: bytes
+    scopes: Scopes = field(default_factory=Scopes)
+    keys: KeyFiles | None = None
+
+
+def open_store(config: StoreConfig, sharing: Sharing | bytes) -> Store:
+    """The store, opened for entries of one namespace (given alone: every scope may have what there is).
+    Raises StoreError when it cannot be opened, ConfigError when its settings do not go together."""
+    if isinstance(sharing, bytes):
+        sharing = Sharing(sharing)
+    config = with_paths(config, Path.absolute, Path.absolute)
+    is_sealed = any(rules.encrypt for rules in sharing.scopes.every) and config.kind not in COMPOSED
+    if is_sealed:
+        _require("cryptography", "tenants with encrypt: true")
+    store = _OPENERS[config.kind](config, sharing)
+    return _sealed(store, sharing) if is_sealed else store
+
+
+def _sealed(store: Store, sharing: Sharing) -> Store:
+    from anbar.adapters.store.encrypted import EncryptedStore  # noqa: PLC0415  # see `_require`
+
+    assert sharing.keys is not None, "read_tenants sees to it"
+    return EncryptedStore(store, sharing.namespace, sharing.scopes, sharing.keys)
 
 
 def store_id(config: StoreConfig) -> str:
@@ -31,38 +58,38 @@ def store_id(config: StoreConfig) -> str:
     return named
 
 
-def _open_files(config: StoreConfig, namespace: bytes) -> Store:
+def _open_files(config: StoreConfig, sharing: Sharing) -> Store:
     assert config.path is not None, "read_store sees to it"
-    bounds = Bounds(config.capacity_bytes, ttl_s=config.ttl_s)
-    store = FilesStore(FilesConfig(config.path, store_id(config), bounds), namespace)
+    bounds = Bounds(config.capacity_bytes, ttl_s=config.ttl_s, scopes=sharing.scopes)
+    store = FilesStore(FilesConfig(config.path, store_id(config), bounds), sharing.namespace)
     store.open()
     return store
 
 
-def _open_valkey(config: StoreConfig, namespace: bytes) -> Store:
-    _require("valkey", config)
+def _open_valkey(config: StoreConfig, sharing: Sharing) -> Store:
+    _require("valkey", f"store.kind {config.kind}")
     from anbar.apps.valkey_store import open_valkey  # noqa: PLC0415
 
-    return open_valkey(config, store_id(config), namespace)
+    return open_valkey(config, store_id(config), sharing.namespace, sharing.scopes)
 
 
-def _open_s3(config: StoreConfig, namespace: bytes) -> Store:
-    _require("obstore", config)
+def _open_s3(config: StoreConfig, sharing: Sharing) -> Store:
+    _require("obstore", f"store.kind {config.kind}")
     from anbar.apps.s3_store import open_s3  # noqa: PLC0415
 
-    return open_s3(config, store_id(config), namespace)
+    return open_s3(config, store_id(config), sharing.namespace, sharing.scopes)
 
 
-def _require(package: str, config: StoreConfig) -> None:
+def _require(package: str, what: str) -> None:
     """An engine with another kind of store may be without the package, so what needs it is imported late."""
     if find_spec(package) is None:
         raise ConfigError(
-            f"store.kind {config.kind} needs a package that the engine's Python lacks; fix: "
+            f"{what} needs a package that the engine's Python lacks; fix: "
             f"{sys.executable} -m pip install {package}"
         )
 
 
-def _open_layered(config: StoreConfig, namespace: bytes) -> Store:
+def _open_layered(config: StoreConfig, sharing: Sharing) -> Store:
     composed = ComposedConfig(
         store_id(config),
         Layers(len(config.members)),
@@ -70,17 +97,20 @@ def _open_layered(config: StoreConfig, namespace: bytes) -> Store:
         occupancy=of_last,
         copy_timeout_s=config.timeout_s,
     )
-    return _open_composed(composed, config, namespace)
+    return _open_composed(composed, config, sharing)
 
 
-def _open_replicated(config: StoreConfig, namespace: bytes) -> Store:
+def _open_replicated(config: StoreConfig, sharing: Sharing) -> Store:
     places = Rendezvous([store_id(member) for member in config.members], config.copies)
     composed = ComposedConfig(store_id(config), places, copy_timeout_s=config.timeout_s)
-    return _open_composed(composed, config, namespace)
+    # A quota counts each entry once; its copies are spread evenly.
+    scopes = sharing.scopes.with_quotas(config.copies / len(config.members))
+    sharing = replace(sharing, scopes=scopes)
+    return _open_composed(composed, config, sharing)
 
 
-def _open_composed(composed: ComposedConfig, config: StoreConfig, namespace: bytes) -> Store:
-    members = _open_members(config.members, namespace)
+def _open_composed(composed: ComposedConfig, config: StoreConfig, sharing: Sharing) -> Store:
+    members = _open_members(config.members, sharing)
     clock = SystemClock()
     parts = [Part(member, clock, of.timeout_s) for member, of in zip(members, config.members, strict=True)]
     store = ComposedStore(composed, parts, clock)
@@ -88,9 +118,9 @@ def _open_composed(composed: ComposedConfig, config: StoreConfig, namespace: byt
     return store
 
 
-def _open_members(configs: Sequence[StoreConfig], namespace: bytes) -> list[LateStore]:
+def _open_members(configs: Sequence[StoreConfig], sharing: Sharing) -> list[LateStore]:
     """All members. One that cannot be opened now is tried again when it is wanted, but one must be open."""
-    members = [LateStore(store_id(config), partial(open_store, config, namespace)) for config in configs]
+    members = [LateStore(store_id(config), partial(open_store, config, sharing)) for config in configs]
     for member in members:
         member.try_open()
     waits = zip(members, configs, strict=True)
@@ -103,7 +133,7 @@ def _open_members(configs: Sequence[StoreConfig], namespace: bytes) -> list[Late
     raise wrong or StoreError("; ".join(map(str, errors)))
 
 
-_OPENERS: Mapping[StoreKind, Callable[[StoreConfig, bytes], Store]] = {
+_OPENERS: Mapping[StoreKind, Callable[[StoreConfig, Sharing], Store]] = {
     StoreKind.FILES: _open_files,
     StoreKind.S3: _open_s3,
     StoreKind.LAYERED: _open_layered,

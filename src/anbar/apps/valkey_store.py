@@ -7,10 +7,11 @@ from anbar.adapters.store.valkey.wire import Login, Node, Tls
 from anbar.apps.clock import SystemClock
 from anbar.apps.store_password import password_of
 from anbar.config.stores import StoreConfig
+from anbar.tier.scopes import NO_SCOPES, Scopes
 from anbar.tier.store import Outcome
 
 
-def open_valkey(config: StoreConfig, id: str, namespace: bytes) -> ValkeyStore:
+def open_valkey(config: StoreConfig, id: str, namespace: bytes, scopes: Scopes = NO_SCOPES) -> ValkeyStore:
     """The store, open. Raises ConfigError or StoreError for wrong settings."""
     said = config.valkey
     assert said is not None, "check_store sees to it"
@@ -18,7 +19,7 @@ def open_valkey(config: StoreConfig, id: str, namespace: bytes) -> ValkeyStore:
     password = password_of(said, os.environ)
     login = Login(said.username, password, said.db, tls, said.connect_timeout_s)
     nodes = tuple(map(Node, said.nodes))
-    valkey = ValkeyConfig(nodes, id, said.cluster, said.ttl_s, login)
+    valkey = ValkeyConfig(nodes, id, said.cluster, said.ttl_s, login, scopes)
     store = ValkeyStore(valkey, namespace, SystemClock())
     store.open()
     return store

@@ -24,6 +24,7 @@ from anbar.config.models import (
     Loading,
     Offload,
 )
+from anbar.config.scope_rules import tenant_settings
 from anbar.config.split import SplitVia, nixl_port
 from anbar.config.stores import store_settings
 from anbar.core.errors import ConfigError
@@ -111,10 +112,10 @@ def engine_command(
     launch: LaunchConfig,
     cache: CacheConfig,
     slot: EngineSlot,
-    store: Mapping[str, Any],
+    tier: Mapping[str, Any],
     via: SplitVia = SplitVia.NONE,
 ) -> EngineCommand:
-    """The command of one engine; `store` is from `store_settings`, `via` how it takes and gives computed
+    """The command of one engine; `tier` is from `tier_settings`, `via` how it takes and gives computed
     prompts. An emulated engine takes vLLM's arguments, so that it is configured as the one that it stands
     for; `python` is then the one that has Anbar."""
     nixl = via is SplitVia.NIXL
@@ -128,7 +129,7 @@ def engine_command(
         *_log_args(slot.device),
         *("--kv-events-config", _json(_events(slot))),
     ]
-    transfer = _nixl(slot) if nixl else _transfer(cache, slot, store, launch.weights_id)
+    transfer = _nixl(slot) if nixl else _transfer(cache, slot, tier, launch.weights_id)
     if transfer is not None:
         argv += ["--kv-transfer-config", _json(transfer)]
     if slot.device is Device.EMULATED and cache.mode is CacheMode.SHARED:
@@ -136,6 +137,14 @@ def engine_command(
     return EngineCommand(
         (*argv, *launch.args), {**_env(slot), **(_nixl_env(slot) if nixl else {}), **launch.env}
     )
+
+
+def tier_settings(config: AnbarConfig) -> dict[str, Any]:
+    """What the shared tier of every engine is told of the store and of those who share it."""
+    settings: dict[str, Any] = {"store": store_settings(config.cache.store, config.state_dir)}
+    if config.tenants is not None:
+        settings["tenants"] = tenant_settings(config.tenants, config.state_dir)
+    return settings
 
 
 def router_config(
@@ -216,7 +225,7 @@ def _events(slot: EngineSlot) -> dict[str, Any]:
 
 
 def _transfer(
-    cache: CacheConfig, slot: EngineSlot, store: Mapping[str, Any], weights_id: str | None
+    cache: CacheConfig, slot: EngineSlot, settings: Mapping[str, Any], weights_id: str | None
 ) -> dict[str, Any] | None:
     if cache.mode is CacheMode.NONE:
         return None
@@ -231,7 +240,7 @@ def _transfer(
         extra["spec_name"] = "AnbarOffloadingSpec"
         extra["spec_module_path"] = PLUGIN_MODULE
     if cache.mode is CacheMode.SHARED:
-        tier = {"type": "AnbarSharedTier", "module_path": PLUGIN_MODULE, "store": dict(store)}
+        tier = {"type": "AnbarSharedTier", "module_path": PLUGIN_MODULE, **settings}
         if weights_id is not None:
             tier["weights_id"] = weights_id
         if cache.load is not Loading.AUTO:

@@ -48,3 +48,7 @@ class Scopes:
             return rules if quota is None else replace(rules, quota_bytes=max(1, int(share * quota)))
 
         return Scopes(part(self.default), {scope: part(rules) for scope, rules in self.named.items()})
+
+
+NO_SCOPES = Scopes()
+"""Every scope may have what there is."""

@@ -17,7 +17,7 @@ What makes a class here a Store
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -65,6 +65,17 @@ class PartStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ScopeStats:
+    """What one scope holds; None: not known, or (its quota) none."""
+
+    num_entries: int | None
+    used_bytes: int | None
+    quota_bytes: int | None
+    num_evicted: int = 0
+    """Entries evicted by this process since the store was opened."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """Occupancy as the store knows it; -1 would be a lie, so what is not known is None."""
 
@@ -75,6 +86,8 @@ class StoreStats:
     """The stores that it is made of, and those that they are made of."""
     is_writable: bool | None = None
     """False while the store can be read and not written, as the last writes have shown."""
+    scopes: Mapping[Scope, ScopeStats] = field(default_factory=dict)
+    """Of the scopes that the store was told of and counts."""
 
 
 class Store(Protocol):

@@ -79,7 +79,7 @@ def render(
         LaunchConfig.model_validate(launch),
         CacheConfig.model_validate(cache or {}),
         slot,
-        STORE,
+        {"store": STORE},
         via,
     )
     return list(command.argv), dict(command.env)

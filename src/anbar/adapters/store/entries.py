@@ -6,14 +6,14 @@ Every `OSError` becomes an outcome here; nothing raises.
 import errno
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from anbar.adapters.store.buffers import BufferPool, Bytes
 from anbar.adapters.store.file_io import open_new, read_all, write_all
-from anbar.adapters.store.layout import TEMP_SUFFIX, Layout
+from anbar.adapters.store.layout import TEMP_SUFFIX, Layout, part_of
 from anbar.adapters.store.quarantine import Quarantine
 from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
 from anbar.adapters.store.rubbish import remove_some, trash_path
@@ -50,7 +50,7 @@ class Place:
     sweeper: Sweeper
     writable: Writable
     writer: str
-    ttl_s: float | None
+    ttl_s: Callable[[Scope], float | None]
 
 
 class Entries:
@@ -64,9 +64,6 @@ class Entries:
         self._quarantine = Quarantine(place.layout.version_dir, place.clock)
         self._buffers = buffers
         self._numbers = itertools.count()
-        ttl_s = place.ttl_s if place.ttl_s is not None else float("inf")
-        self._ttl_s = ttl_s
-        self._touch_after_s = min(_TOUCH_AFTER_S, ttl_s / _TOUCHES_PER_TTL)
 
     def exist(self, keys: Sequence[bytes], scope: Scope) -> list[Outcome]:
         """HIT, MISS or ERROR per key."""
@@ -74,7 +71,7 @@ class Entries:
         for key in keys:
             try:
                 status = os.stat(self._layout.entry(key, scope))
-                outcomes.append(Outcome.MISS if self._is_expired(status) else Outcome.HIT)
+                outcomes.append(Outcome.MISS if self._is_expired(status, scope) else Outcome.HIT)
             except OSError as error:
                 outcomes.append(self._missing(error))
         return outcomes
@@ -89,12 +86,12 @@ class Entries:
         payload = self._buffers.take(num_bytes)
         try:
             status = os.fstat(fd)
-            if self._is_expired(status):
+            if self._is_expired(status, scope):
                 return Outcome.MISS, None
             header = bytearray(HEADER_BYTES)
             is_whole = status.st_size == HEADER_BYTES + num_bytes and read_all(fd, header, payload)
             if is_whole and self._format.verifies(bytes(header), key, scope, payload):
-                self._touch(path, status)
+                self._touch(path, status, scope)
                 return Outcome.HIT, payload
             with suppress(OSError):
                 self._quarantine.take(path, status, "content" if is_whole else "length")
@@ -106,18 +103,24 @@ class Entries:
         return Outcome.CORRUPT, None
 
     def write(self, value: Value) -> Outcome:
-        """Store a value unless it is there; HIT, FULL or ERROR."""
+        """Store a value unless it is there; HIT, FULL, OVER_QUOTA or ERROR."""
         path = self._layout.entry(value.key, value.scope)
         size = HEADER_BYTES + value.payload.nbytes
         temp = path.with_name(f".{self._token()}{TEMP_SUFFIX}")
         try:
-            if self._is_there(path, size, value.saves_s):
+            if self._is_there(path, size, value):
                 return Outcome.HIT
             if not self._place.sweeper.has_room(size):
                 return Outcome.FULL
+            if not self._place.sweeper.admits(value.scope, part_of(path), size):
+                return Outcome.OVER_QUOTA
+        except OSError as error:
+            return Outcome.FULL if self._place.writable.refused(error) else Outcome.ERROR
+        try:
             self._write_file(temp, value)
             os.rename(temp, path)
         except OSError as error:
+            self._place.sweeper.withdrew(value.scope, part_of(path), size)
             with suppress(OSError):
                 os.unlink(temp)
             return Outcome.FULL if self._place.writable.refused(error) else Outcome.ERROR
@@ -174,22 +177,25 @@ class Entries:
         finally:
             os.close(fd)
 
-    def _is_there(self, path: Path, size: int, saves_s: float) -> bool:
+    def _is_there(self, path: Path, size: int, value: Value) -> bool:
         """Whether an entry of the right size exists; it counts as used, and for the most it was worth."""
         try:
             status = os.stat(path)
         except FileNotFoundError:
             return False
-        self._touch(path, status, saves_s)
+        self._touch(path, status, value.scope, value.saves_s)
         return status.st_size == size
 
-    def _is_expired(self, status: os.stat_result) -> bool:
-        return self._clock.now_s() - from_ns(status.st_mtime_ns).used_s > self._ttl_s
+    def _is_expired(self, status: os.stat_result, scope: Scope) -> bool:
+        ttl_s = self._place.ttl_s(scope)
+        return ttl_s is not None and self._clock.now_s() - from_ns(status.st_mtime_ns).used_s > ttl_s
 
-    def _touch(self, path: Path, status: os.stat_result, saves_s: float = 0.0) -> None:
+    def _touch(self, path: Path, status: os.stat_result, scope: Scope, saves_s: float = 0.0) -> None:
         stamp = from_ns(status.st_mtime_ns)
         is_worth_more = saves_s > 1.1 * stamp.saves_s
-        if is_worth_more or self._clock.now_s() - stamp.used_s > self._touch_after_s:
+        ttl_s = self._place.ttl_s(scope)
+        touch_after_s = _TOUCH_AFTER_S if ttl_s is None else min(_TOUCH_AFTER_S, ttl_s / _TOUCHES_PER_TTL)
+        if is_worth_more or self._clock.now_s() - stamp.used_s > touch_after_s:
             # On a read-only file system hits count all the same.
             with suppress(OSError):
                 self._date(path, max(saves_s, stamp.saves_s))

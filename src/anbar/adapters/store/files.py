@@ -66,8 +66,8 @@ class FilesStore:
         self._runner = DeadlineRunner(config.num_threads, "anbar-files")
         self._buffers = BufferPool(max_buffers=2 * config.num_threads)
         self._sweeper = Sweeper(layout, config.bounds, self._clock)
-        writer, ttl_s = secrets.token_hex(8), config.bounds.ttl_s
-        place = Place(layout, self._clock, self._sweeper, self._writable, writer, ttl_s)
+        writer = secrets.token_hex(8)
+        place = Place(layout, self._clock, self._sweeper, self._writable, writer, config.bounds.ttl_of)
         self._entries = Entries(place, self._buffers)
         self._is_open = False
 
@@ -150,6 +150,7 @@ class FilesStore:
             used_bytes=occupancy.used_bytes if has_looked else None,
             capacity_bytes=self._config.bounds.capacity_bytes,
             is_writable=self._writable.is_allowed,
+            scopes=self._sweeper.rations.stats(),
         )
 
     def close(self) -> None:

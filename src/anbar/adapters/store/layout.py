@@ -68,6 +68,12 @@ def scope_dir(scope: str) -> str:
     return short_digest(scope.encode()).hex()
 
 
+def scope_of(name: str) -> str:
+    """The name of the scope's directory in the path of an entry; "" in any other."""
+    parts = name.rsplit("/", 3)
+    return parts[1] if len(parts) == 4 else ""
+
+
 def key_of(name: str) -> bytes | None:
     """The key that a file name stands for, or None when it cannot be told from the name."""
     try:

@@ -20,15 +20,15 @@ class Occupancy:
         """What was written since the look began that runs, or was the last."""
         self._used_bytes = self._num_entries = 0
 
-    def wrote(self, part: int, num_bytes: int) -> None:
-        """An entry was added."""
+    def wrote(self, part: int, num_bytes: int, num_entries: int = 1) -> None:
+        """An entry was added; with numbers below zero it turned out that it was not."""
         with self._lock:
             self._bytes[part] += num_bytes
-            self._entries[part] += 1
+            self._entries[part] += num_entries
             self._used_bytes += num_bytes
-            self._num_entries += 1
+            self._num_entries += num_entries
             before = self._looking.get(part, (0, 0))
-            self._looking[part] = before[0] + num_bytes, before[1] + 1
+            self._looking[part] = before[0] + num_bytes, before[1] + num_entries
 
     def begin(self) -> None:
         """A look begins: what is written from now on it may or may not see."""

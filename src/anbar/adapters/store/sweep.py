@@ -18,16 +18,19 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from anbar.adapters.store.layout import NUM_PARTS, Layout, key_of, part_of
 from anbar.adapters.store.occupancy import Occupancy
+from anbar.adapters.store.rations import Ration, Rations, excess
 from anbar.adapters.store.rubbish import empty_trash, remove_empty, tidy_directory
 from anbar.adapters.store.stamp import to_ns
 from anbar.adapters.store.store_clock import StoreClock
 from anbar.adapters.store.walk import Entry, Walk
 from anbar.tier.eviction import Ranked, leaving
+from anbar.tier.scopes import Scopes
+from anbar.tier.store import Scope
 
 _MAX_EVICTED = 100_000
 _LOOK_UNITS = 20_000
@@ -41,6 +44,7 @@ _FUTURE_S = 60.0
 """Entries from further ahead are dated anew: by another machine's clock, or one that was wrong, they would be
 kept for ever."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP})
+_Kept = tuple[Ranked, Entry]
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -57,8 +61,15 @@ class Bounds:
     """A sweep that must evict goes down to this share of the capacity."""
     ttl_s: float | None = None
     """Entries that were not used for so long are gone; None: they stay while there is room."""
+    scopes: Scopes = field(default_factory=Scopes)
+    """What each scope may hold, and for how long."""
     interval_s: float = 30.0
     """Time between two looks at the whole directory, or longer if it is large."""
+
+    def ttl_of(self, scope: Scope) -> float | None:
+        """How long a scope's entries live unused."""
+        ttl_s = self.scopes.of(scope).ttl_s
+        return self.ttl_s if ttl_s is None else ttl_s
 
 
 class Sweeper:
@@ -70,6 +81,7 @@ class Sweeper:
         self._clock = clock
         self._lock = threading.Lock()
         self.occupancy = Occupancy()
+        self.rations = Rations(bounds.scopes, bounds.ttl_s, bounds.low_fraction)
         self.has_looked = False
         """Whether the first look is over."""
         self._next_part = 0
@@ -105,6 +117,23 @@ class Sweeper:
             return False
         return True
 
+    def admits(self, scope: Scope, part: int, num_bytes: int) -> bool:
+        """Whether a scope's quota has room for an entry, which counts from now on; if not, a sweep is on its
+        way."""
+        ration = self.rations.of_scope(scope)
+        if ration is None:
+            return True
+        has_room = ration.admits(part, num_bytes)
+        if ration.wants_look():
+            self.wake()
+        return has_room
+
+    def withdrew(self, scope: Scope, part: int, num_bytes: int) -> None:
+        """An entry that was admitted could not be written."""
+        ration = self.rations.of_scope(scope)
+        if ration is not None:
+            ration.withdrew(part, num_bytes)
+
     def wrote(self, path: Path, num_bytes: int) -> None:
         """An entry was added; wakes the sweep after a twentieth of the capacity, or when little is left."""
         self.occupancy.wrote(part_of(path), num_bytes)
@@ -131,9 +160,11 @@ class Sweeper:
                 self._clock.sync(write=True)
             before = self._written_bytes
             self.occupancy.begin()
+            self.rations.begin()
             os.listdir(self._layout.root)
             num_parts = self._look(alone)
         self._refused_bytes = 0
+        self.rations.looked()
         self.has_looked = True
         with self._lock:
             self._written_bytes -= before
@@ -154,12 +185,11 @@ class Sweeper:
                     tidy_directory(look, self._clock)
             num_parts += 1
         parts = [(self._next_part + index) % NUM_PARTS for index in range(num_parts)]
-        self.occupancy.counted(_sizes(parts, entries))
+        self._count(parts, entries)
         if alone:
             gone = self._evict(entries, num_parts / NUM_PARTS)
             if gone:
-                left = (entry for entry in entries if entry.path not in gone)
-                self.occupancy.counted(_sizes(parts, left))
+                self._count(parts, [entry for entry in entries if entry.path not in gone])
         self._next_part += num_parts
         if self._next_part >= NUM_PARTS:
             self._next_part -= NUM_PARTS
@@ -167,23 +197,44 @@ class Sweeper:
                 remove_empty(walk, self._clock)
         return num_parts
 
+    def _count(self, parts: list[int], entries: list[Entry]) -> None:
+        self.occupancy.counted(_sizes(parts, entries))
+        found = ((entry.scope_dir, entry.part, entry.num_bytes) for entry in entries)
+        self.rations.counted(parts, found)
+
     def _evict(self, entries: list[Entry], share: float) -> set[str]:
-        """Remove what is too old, and what there is too much of; the paths that are gone."""
+        """Remove what is too old, then what scopes have too much of, each of its own, then what there is too
+        much of; the paths that are gone."""
         now_s = self._clock.now_s()
-        kept: list[tuple[Ranked, Entry]] = []
+        kept: list[_Kept] = []
         gone: set[str] = set()
         for entry in entries:
             age_s = now_s - entry.stamp.used_s
             if age_s < -_FUTURE_S:
                 _date(entry, now_s)
-            if self._bounds.ttl_s is not None and age_s > self._bounds.ttl_s:
+            ttl_s = self.rations.ttl_s(entry.scope_dir)
+            if ttl_s is not None and age_s > ttl_s:
                 self._remove(entry, gone)
             else:
                 kept.append((Ranked(entry.num_bytes, entry.stamp.saves_s, age_s), entry))
+        for mine, ration in self._rationed(kept):
+            for entry in leaving(mine, ration.need(sum(ranked.num_bytes for ranked, _ in mine), share)):
+                self._remove(entry, gone)
+        kept = [(ranked, entry) for ranked, entry in kept if entry.path not in gone]
         need = self._need(sum(ranked.num_bytes for ranked, _ in kept), share)
         for entry in leaving(kept, need):
             self._remove(entry, gone)
         return gone
+
+    def _rationed(self, kept: list[_Kept]) -> Iterator[tuple[list[_Kept], Ration]]:
+        """The entries of each scope that has a quota."""
+        mine: dict[str, list[_Kept]] = {}
+        for ranked, entry in kept:
+            mine.setdefault(entry.scope_dir, []).append((ranked, entry))
+        for name, entries in mine.items():
+            ration = self.rations.of(name)
+            if ration is not None:
+                yield entries, ration
 
     def _need(self, num_bytes: int, share: float) -> int:
         """Bytes to evict of the `num_bytes` in a share of the directory. Over its capacity must be both the
@@ -198,16 +249,15 @@ class Sweeper:
         if self._bounds.capacity_bytes is None:
             return 0
         capacity = share * self._bounds.capacity_bytes
-        low, high = self._bounds.low_fraction * capacity, (1 + self._bounds.low_fraction) / 2 * capacity
-        if self._refused_bytes <= capacity:
-            fits = capacity - self._refused_bytes
-            low, high = min(low, fits), min(high, fits)
-        return num_bytes - int(low) if num_bytes > high else 0
+        return excess(num_bytes, capacity, self._bounds.low_fraction, self._refused_bytes)
 
     def _remove(self, entry: Entry, gone: set[str]) -> None:
         with suppress(OSError):
             os.unlink(entry.path)
             gone.add(entry.path)
+            ration = self.rations.of(entry.scope_dir)
+            if ration is not None:
+                ration.num_evicted += 1
             key = key_of(entry.name) if entry.is_ours else None
             if key is not None:
                 with self._lock:

@@ -19,6 +19,7 @@ class Entry(NamedTuple):
     stamp: Stamp
     is_ours: bool
     """Of the namespace that this store was opened for."""
+    scope_dir: str
 
 
 class Other(NamedTuple):
@@ -58,6 +59,7 @@ class Walk:
 
 def _look(path: str, part: int, is_ours: bool) -> Look:
     entries, others = [], []
+    scope_dir = os.path.basename(os.path.dirname(path))
     for found in scan(path):
         try:
             status = found.stat(follow_symlinks=False)
@@ -65,7 +67,7 @@ def _look(path: str, part: int, is_ours: bool) -> Look:
             continue
         if found.name.endswith(SUFFIX):
             stamp = from_ns(status.st_mtime_ns)
-            entries.append(Entry(found.path, found.name, part, status.st_size, stamp, is_ours))
+            entries.append(Entry(found.path, found.name, part, status.st_size, stamp, is_ours, scope_dir))
         else:
             others.append(Other(found.path, found.name, status.st_mtime))
     return Look(path, entries, others)

@@ -11,8 +11,7 @@ from anbar.apps.stack.part import PartSpec
 from anbar.apps.stack.placement import Slots, is_emulated, launched_entries, region_file
 from anbar.config.load import ENVIRONMENT
 from anbar.config.models import AnbarConfig, Device, LaunchConfig, Restart
-from anbar.config.render import EngineSlot, engine_command, router_config
-from anbar.config.stores import store_settings
+from anbar.config.render import EngineSlot, engine_command, router_config, tier_settings
 
 ENGINE_GRACE_S = 10.0
 """Between SIGTERM and SIGKILL: vLLM 0.32 ends within a second, more when it writes out."""
@@ -41,7 +40,7 @@ def plan_stack(
     config: AnbarConfig, slots: Slots, *, python: Path | None, scratch_dir: Path, environ: Mapping[str, str]
 ) -> StackPlan:
     """`python` runs vLLM; None when no engine needs it. `environ` is what children inherit."""
-    store = store_settings(config.cache.store, config.state_dir)
+    tier = tier_settings(config)
     engines: list[PartSpec] = []
     models: dict[str, None] = {}
     for entry in launched_entries(config):
@@ -51,7 +50,7 @@ def plan_stack(
         assert interpreter is not None, "vLLM needs an interpreter"
         for slot in slots[entry.name]:
             via = config.router.split.via
-            command = engine_command(interpreter, launch, config.cache, slot, store, via)
+            command = engine_command(interpreter, launch, config.cache, slot, tier, via)
             path = f"{interpreter.parent}:{environ.get('PATH', '')}"  # compilers and tools beside it
             child = _child(config, slot.id, command.argv, {**environ, "PATH": path, **command.env})
             engines.append(_engine_part(config, launch, slot, child))

@@ -3,14 +3,15 @@
 Every error of the client becomes an outcome here; nothing raises but the cancellation at the deadline.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import obstore
 from obstore.store import S3Store as Client
 
 from anbar.adapters.store.buffers import Bytes, as_bytes
+from anbar.adapters.store.layout import scope_of
 from anbar.adapters.store.s3.client import S3_ERRORS, Place, connect, outcome_of
 from anbar.tier.store import Outcome
 
@@ -54,10 +55,27 @@ class Limits:
     """Older objects count as missing."""
     now_s: Callable[[], float]
     """Seconds since the epoch, as servers count them."""
+    default_ttl_s: float | None = None
+    """Of scopes that are not in `ttls_s`; None: as of all."""
+    ttls_s: Mapping[str, float | None] = field(default_factory=dict)
+    """Of single scopes, by the names of their directories."""
 
     def is_expired(self, meta: "ObjectMeta") -> bool:
         """Whether an object has become too old. The age is read from both the server's clock and ours."""
-        return self.ttl_s is not None and self.now_s() - meta["last_modified"].timestamp() > self.ttl_s
+        ttl_s = self._ttl_s(meta["path"])
+        return ttl_s is not None and self.now_s() - meta["last_modified"].timestamp() > ttl_s
+
+    @property
+    def shortest_s(self) -> float | None:
+        """The first age at which anything is too old; None: nothing ever is."""
+        every = (self.ttl_s, self.default_ttl_s, *self.ttls_s.values())
+        return min((ttl_s for ttl_s in every if ttl_s is not None), default=None)
+
+    def _ttl_s(self, name: str) -> float | None:
+        own = self.default_ttl_s
+        if self.ttls_s:
+            own = self.ttls_s.get(scope_of(name), own)
+        return self.ttl_s if own is None else own
 
 
 class Objects:

@@ -14,7 +14,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from anbar.adapters.store.s3.probe import Health, probe
 from anbar.adapters.store.s3.reading import Reading
 from anbar.adapters.store.s3.sweep import Sweep
 from anbar.core.errors import StoreError
+from anbar.tier.scopes import Scopes
 from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 
 
@@ -48,6 +49,8 @@ class S3StoreConfig:
     """Larger objects are written in parts and read in ranges of this size."""
     ttl_s: float | None = None
     """Age at which an entry counts as missing."""
+    scopes: Scopes = field(default_factory=Scopes)
+    """What scopes have an age of their own."""
     sweep: bool = True
     """Whether this store removes what is too old; needless where the bucket has a lifecycle rule."""
 
@@ -64,7 +67,14 @@ class S3Store:
         self._config = config
         self.layout = Layout(Path(config.place.prefix), namespace)
         self._format = RecordFormat(namespace)
-        self._limits = Limits(config.part_bytes, config.ttl_s, now_s)
+        named = config.scopes.named.items()
+        self._limits = Limits(
+            config.part_bytes,
+            config.ttl_s,
+            now_s,
+            config.scopes.default.ttl_s,
+            {scope_dir(scope): rules.ttl_s for scope, rules in named},
+        )
         self._objects = Objects(self._limits)
         self._buffers = BufferPool(max_buffers=config.concurrency)
         self._loop = RequestLoop(config.concurrency, "anbar-s3")
@@ -90,7 +100,7 @@ class S3Store:
         if health.refusal:
             self._loop.close()
             raise StoreError(health.refusal)
-        if config.sweep and config.ttl_s is not None:
+        if config.sweep and self._limits.shortest_s is not None:
             self._loop.begin(partial(self._sweep.run, self._objects, self._limits))
         self._is_open = True
         return health.warning

@@ -40,8 +40,9 @@ class Sweep:
 
     async def run(self, objects: Objects, limits: Limits) -> None:
         """Pass after pass, until cancelled. One that fails is given up: the next one comes."""
-        assert limits.ttl_s is not None, "something becomes too old"
-        pause_s = min(max(limits.ttl_s / _PASSES_PER_TTL, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        shortest_s = limits.shortest_s
+        assert shortest_s is not None, "something becomes too old"
+        pause_s = min(max(shortest_s / _PASSES_PER_TTL, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         while True:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
             with suppress(*S3_ERRORS):

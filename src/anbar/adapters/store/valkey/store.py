@@ -8,6 +8,7 @@
 - Replicas and failover are the cluster's own. Entries are read from primaries alone.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from anbar.adapters.store.valkey.watch import Watch
 from anbar.adapters.store.valkey.wire import Login, Node, Refused, dial
 from anbar.core.clock import Clock
 from anbar.core.errors import StoreError
+from anbar.tier.scopes import Scopes
 from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 
 _DIAL_THREADS = 8
@@ -45,6 +47,18 @@ class ValkeyConfig:
     ttl_s: int | None = 86_400
     """Seconds until an entry that nobody uses ends. None: never."""
     login: Login = field(default_factory=Login)
+    scopes: Scopes = field(default_factory=Scopes)
+    """What scopes have a time to live of their own."""
+
+    def ttl_of(self, scope: Scope) -> int | None:
+        """In whole seconds, as servers count it; at least one."""
+        ttl_s = self.scopes.of(scope).ttl_s
+        return self.ttl_s if ttl_s is None else max(1, math.ceil(ttl_s))
+
+    @property
+    def has_ttl(self) -> bool:
+        """Whether every entry ends some time."""
+        return self.ttl_s is not None or all(rules.ttl_s is not None for rules in self.scopes.every)
 
 
 class ValkeyStore:
@@ -63,7 +77,7 @@ class ValkeyStore:
             clock=clock,
         )
         self._exchange = Exchange(self._nodes)
-        self._watch = Watch(self._nodes, self._names, config.login.db, has_ttl=config.ttl_s is not None)
+        self._watch = Watch(self._nodes, self._names, config.login.db, has_ttl=config.has_ttl)
         self._is_open = False
 
     def open(self) -> None:
@@ -100,7 +114,7 @@ class ValkeyStore:
     ) -> list[Outcome]:
         deadline_s = _deadline_s(timeout_s)
         names = [self._names.name(key, scope) for key in keys]
-        ttl_s = self._config.ttl_s
+        ttl_s = self._config.ttl_of(scope)
         reads = [
             Read(name, key, scope, buffer, self._checks, ttl_s)
             for name, key, buffer in zip(names, keys, buffers, strict=True)
@@ -114,7 +128,7 @@ class ValkeyStore:
         """What is there already is not sent again, its time to live begins anew."""
         deadline_s = _deadline_s(timeout_s)
         names = [self._names.name(item.key, scope) for item in items]
-        ttl_s = self._config.ttl_s
+        ttl_s = self._config.ttl_of(scope)
         outcomes = self._run([renew(name, ttl_s) for name in names], deadline_s, _QUESTIONS_DEPTH)
         missing = [index for index, outcome in enumerate(outcomes) if outcome is Outcome.MISS]
         writes = [

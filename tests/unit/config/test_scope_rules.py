@@ -1,0 +1,124 @@
+"""What an engine's shared tier is told of tenants, and what it makes of that."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anbar.adapters.keys.files import KEYS_DIR
+from anbar.config import scope_rules
+from anbar.config.models import AnbarConfig
+from anbar.config.render import tier_settings
+from anbar.config.scope_rules import read_tenants, tenant_settings
+from anbar.config.tenants import TenantsConfig
+from anbar.core.errors import ConfigError
+from anbar.tier.scopes import OTHER, ScopeRules, Scopes
+from tests.unit.config.test_checks import problems
+
+
+def tenants(**fields: Any) -> TenantsConfig:
+    return TenantsConfig.model_validate({"header": "x-tenant", **fields})
+
+
+ACME = tenants(
+    by_name={"acme": {"group": "north"}, "umbrella": {"group": "north"}, "initech": {}, "plain": {}},
+    scopes={"north": {"quota_bytes": "1GiB", "ttl_s": 3600, "encrypt": True}, "initech": {"store": "never"}},
+)
+
+
+def test_what_is_rendered() -> None:
+    """Groups and single tenants by name, with what differs from the default; the router's own matters not."""
+    assert tenant_settings(ACME, Path("/state")) == {
+        "scopes": {
+            "initech": {},
+            "north": {"quota_bytes": 2**30, "ttl_s": 3600.0, "encrypt": True},
+            "plain": {},
+        },
+        "keys": f"/state/{KEYS_DIR}",
+    }
+    assert scope_rules.KEYS_DIR == KEYS_DIR
+
+
+def test_an_engine_reads_what_is_rendered() -> None:
+    """The rules come back; scopes without any have the default ones, and one name in metrics."""
+    scopes, keys = read_tenants(tenant_settings(ACME, Path("/state")))
+    assert keys == Path("/state/keys")
+    assert scopes.of("north") == ScopeRules(2**30, 3600.0, encrypt=True)
+    assert scopes.of("initech") == scopes.of("anybody") == scopes.of("") == ScopeRules()
+    assert [scopes.label(scope) for scope in ("north", "plain", "anybody", "")] == [
+        "north",
+        "plain",
+        OTHER,
+        "",
+    ]
+    assert read_tenants({}) == (Scopes(), None)
+
+
+def test_the_default_is_everybodys_who_has_nothing_else() -> None:
+    """A scope with a table of its own has nothing of the default's."""
+    config = tenants(
+        default={"encrypt": True, "quota_bytes": "1MiB"},
+        by_name={"a": {}, "b": {}},
+        scopes={"b": {"ttl_s": 5}},
+    )
+    scopes, _ = read_tenants(tenant_settings(config, Path("/state")))
+    assert scopes.of("a") == scopes.of("") == scopes.of("x") == ScopeRules(2**20, None, encrypt=True)
+    assert scopes.of("b") == ScopeRules(ttl_s=5.0)
+
+
+def test_the_command_line_does_not_grow_with_tenants() -> None:
+    """Five thousand tenants: those with settings of their own are listed, and of the others so many that
+    metrics stay readable."""
+    names = [f"tenant-{number:05}" for number in range(5000)]
+    config = tenants(by_name={name: {} for name in names}, scopes={names[-1]: {"ttl_s": 5}})
+    listed = tenant_settings(config, Path("/state"))["scopes"]
+    assert len(listed) == scope_rules.MAX_NAMED
+    assert listed[names[-1]] == {"ttl_s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"scopes": {"a": {"quota_bytes": 0}}}, "tenants.scopes.a.quota_bytes is 0"),
+        ({"scopes": {"a": {"encrypt": "yes"}}}, "tenants.scopes.a.encrypt"),
+        ({"scopes": {"a": {"colour": 1}}}, "tenants.scopes.a.colour"),
+        ({"default": {"encrypt": True}}, "tenants.keys is required"),
+    ],
+)
+def test_wrong_settings_name_their_key(settings: dict[str, Any], text: str) -> None:
+    """An engine that is told nonsense does not start."""
+    with pytest.raises(ConfigError, match=text.replace(".", r"\.")):
+        read_tenants(settings)
+
+
+@pytest.mark.parametrize(
+    ("store", "where"),
+    [
+        ({"kind": "s3", "s3": {"bucket": "bucket"}}, "cache.store, of kind s3"),
+        (
+            {
+                "kind": "layered",
+                "members": [{"path": "/n"}, {"kind": "valkey", "valkey": {"nodes": ["v:6379"]}}],
+            },
+            "cache.store.members[1], of kind valkey",
+        ),
+    ],
+)
+def test_a_quota_that_a_store_cannot_keep_is_refused(store: dict[str, Any], where: str) -> None:
+    """The store cannot tell what one tenant takes: the problem names the key, the store and its kind. With a
+    time to live there is none."""
+
+    def found(rule: str) -> dict[str, str]:
+        table = {"header": "x-tenant", "by_name": {"acme": {}}, "scopes": {"acme": {rule: 1000}}}
+        return problems(cache={"store": store}, tenants=table)
+
+    assert where in found("quota_bytes")["tenants.scopes.acme.quota_bytes"]
+    assert found("ttl_s") == {}
+
+
+def test_a_tier_is_told_of_store_and_tenants() -> None:
+    """Without tenants nothing is said of them, as before there were any."""
+    config = AnbarConfig.model_validate({"state_dir": "/state"})
+    assert tier_settings(config).keys() == {"store"}
+    config = config.model_copy(update={"tenants": ACME})
+    assert tier_settings(config)["tenants"] == tenant_settings(ACME, Path("/state"))

@@ -35,6 +35,7 @@ from anbar.config.valkey import ValkeyStoreConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
+from anbar.tier import scope_counts
 from anbar.tier.part_counts import PART_BREAKER_STATE, PART_BREAKER_STATE_HELP, PART_KEYS, PART_KEYS_HELP
 from anbar.tier.tally import COUNTERS, GAUGES, Series
 
@@ -145,6 +146,11 @@ def metrics() -> str:
     parts += [f"| `{series.value}_total` | {meaning_of(series)} |" for series in Series]
     parts += [f"| `{name}_total` | {text} |" for name, text in COUNTERS.items()]
     parts += [f"| `{name}` | {text} |" for name, text in GAUGES.items()]
+    parts += [
+        f"| `{name}{end}` | {text} Labels: {', '.join(labels)}. Only with `tenants`. |"
+        for end, families in (("_total", scope_counts.COUNTERS), ("", scope_counts.GAUGES))
+        for name, (text, labels) in families.items()
+    ]
     parts += [
         f"| `{PART_KEYS}_total` | {PART_KEYS_HELP} Label `part` too. |",
         f"| `{PART_BREAKER_STATE}` | {PART_BREAKER_STATE_HELP} Label `part` too. |",

@@ -14,7 +14,7 @@ A composition root; `apps.stores` knows the kinds of stores.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm.config import get_current_vllm_config_or_none
@@ -57,7 +57,8 @@ class TierSettings:
 
     weights_id: str | None = None
     load: Loading = Loading.AUTO
-    scopes: Scopes = field(default_factory=Scopes)
+    scopes: Scopes | None = None
+    """None: nothing is said of any."""
     keys: Path | None = None
     """Directory of data keys."""
 
@@ -73,7 +74,9 @@ class TierSettings:
             raise ConfigError(f"weights_id is {weights_id!r}; allowed: a name")
         if not isinstance(load, str) or load not in tuple(Loading):
             raise ConfigError(f"load is {load!r}; allowed: {', '.join(Loading)}")
-        tenants = settings.get("tenants", {})
+        tenants = settings.get("tenants")
+        if tenants is None:
+            return cls(weights_id, Loading(load))
         if not isinstance(tenants, Mapping):
             raise ConfigError(f"tenants is {tenants!r}; allowed: a table")
         return cls(weights_id, Loading(load), *read_tenants(tenants))
@@ -108,7 +111,7 @@ class AnbarSharedTier(SharedTier):
         namespace = fingerprint(vllm_config, offloading_spec, row_bytes, options.weights_id)
         settings = read_store(store)
         keys = None if options.keys is None else KeyFiles(options.keys.absolute())
-        opened = open_store(settings, Sharing(namespace, options.scopes, keys))
+        opened = open_store(settings, Sharing(namespace, options.scopes or Scopes(), keys))
         logger.info("Shared tier: store %s, fingerprint %s", opened.id, namespace.hex()[:16])
         super().__init__(
             offloading_spec,
@@ -117,7 +120,9 @@ class AnbarSharedTier(SharedTier):
             backpressure_detector,
             store=opened,
             clock=SystemClock(),
-            options=SharedTierOptions(timeouts(settings), weighs_loads=options.load is Loading.AUTO),
+            options=SharedTierOptions(
+                timeouts(settings), weighs_loads=options.load is Loading.AUTO, scopes=options.scopes
+            ),
         )
 
 

@@ -163,7 +163,7 @@ class Admission:
             return
         gained_s = loading.compute_s * num_good / max(1, loading.num_rows) - took_s
         series = Series.SECONDS_SAVED if gained_s > 0 else Series.SECONDS_FORGONE
-        self._tally.add(series, loading.decision.value, abs(gained_s))
+        self._tally.add(series, loading.decision.value, abs(gained_s), scope=finished.scope)
 
     def _admit(self, run: Run, decision: Decision) -> Decision:
         self._promised_rows += run.num_chunks

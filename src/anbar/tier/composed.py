@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from anbar.tier.placement import Places
-from anbar.tier.store import Outcome, StoreStats
+from anbar.tier.store import Outcome, ScopeStats, StoreStats
 
 _BEST_FIRST = (
     Outcome.HIT,
@@ -149,12 +149,26 @@ class Evictions:
 
 
 def summed(stats: Sequence[StoreStats]) -> StoreStats:
-    """Occupancy of parts that share the entries among them: as stored, so that each copy counts."""
+    """Occupancy of parts that share the entries among them: as stored, so that each copy counts, in quotas
+    too."""
+    scopes = {scope: None for one in stats for scope in one.scopes}
     return StoreStats(
         num_entries=_sum(one.num_entries for one in stats),
         used_bytes=_sum(one.used_bytes for one in stats),
         capacity_bytes=_sum(one.capacity_bytes for one in stats),
         is_writable=_any_writable(stats),
+        scopes={
+            scope: _scope([one.scopes[scope] for one in stats if scope in one.scopes]) for scope in scopes
+        },
+    )
+
+
+def _scope(stats: Sequence[ScopeStats]) -> ScopeStats:
+    return ScopeStats(
+        num_entries=_sum(one.num_entries for one in stats),
+        used_bytes=_sum(one.used_bytes for one in stats),
+        quota_bytes=_sum(one.quota_bytes for one in stats),
+        num_evicted=sum(one.num_evicted for one in stats),
     )
 
 

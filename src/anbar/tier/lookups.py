@@ -180,7 +180,7 @@ class Lookups:
                     resolved.append(outcome)
         if not waiting:
             self._waiting.pop(scope, None)
-        self._tally.outcomes(Series.LOOKUPS, resolved)
+        self._tally.outcomes(Series.LOOKUPS, resolved, scope)
 
     def loading(self, request: str, keys: Iterable[bytes]) -> None:
         """Keys are being loaded for a request."""
@@ -231,7 +231,7 @@ class Lookups:
             run = found.run(chunk_tokens)
             found.decision = self._admission.decide(run, state.wish.prefill, is_whole=is_whole)
             if found.decision is Decision.SKIP:
-                self._tally.add(Series.LOOKUPS, "skipped_by_break_even", found.length)
+                self._tally.add(Series.LOOKUPS, "skipped_by_break_even", found.length, scope=state.wish.scope)
 
     def _ask(self, request: str, state: _Request, key: bytes, now_s: float) -> None:
         scope = state.wish.scope
@@ -254,7 +254,7 @@ class Lookups:
 
     def _resolve(self, state: _Request, key: bytes, answer: Answer, label: str) -> Answer:
         state.answers[key] = answer
-        self._tally.add(Series.LOOKUPS, label)
+        self._tally.add(Series.LOOKUPS, label, scope=state.wish.scope)
         return answer
 
     def _is_late(self, state: _Request, key: bytes) -> bool:

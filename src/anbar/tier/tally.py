@@ -4,23 +4,23 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
 
-from anbar.tier.store import Outcome
+from anbar.tier.store import Outcome, Scope
 
 
 class Series(Enum):
     """A metric of the shared tier. `value` is its name, without the suffix that Prometheus adds."""
 
     LOOKUPS = "anbar_tier_lookups"
-    """Keys looked up, by result: hit, miss, timeout, error, refused (breaker open), late (expected from
-    another engine, and not there in time), spent (loaded twice for one request and evicted before use each
-    time), skipped_by_break_even (not loaded because computing is sooner). Keys of the last two were hits
-    before."""
+    """Keys looked up, by result: hit, miss, no_key (the data key of its scope is gone), timeout, error,
+    refused (breaker open), late (expected from another engine, and not there in time), spent (loaded twice for one
+    request and evicted before use each time), skipped_by_break_even (not loaded because computing is sooner).
+    Keys of the last two were hits before."""
     LOADS = "anbar_tier_loads"
-    """Keys loaded, by result: hit, miss, corrupt, timeout, error, refused, queue_full."""
+    """Keys loaded, by result: hit, miss, corrupt, no_key, timeout, error, refused, queue_full."""
     STORES = "anbar_tier_stores"
-    """Keys offered for storing, by result: hit (written or there already), full, timeout, error, refused,
-    queue_full, unwanted (the request said so), merged (being written by another request), filtered (kept out
-    by the reuse filter)."""
+    """Keys offered for storing, by result: hit (written or there already), full, over_quota (of its scope),
+    no_key (none could be made), timeout, error, refused, queue_full, unwanted (the request said so), merged
+    (being written by another request), filtered (kept out by the reuse filter)."""
     BYTES = "anbar_tier_bytes"
     """Bytes moved, by direction: load, store."""
     SECONDS = "anbar_tier_seconds"
@@ -123,17 +123,22 @@ _OUTCOMES: tuple[tuple[Outcome | None, str], ...] = (
 
 
 class Tally:
-    """Counts since the last `take`. Not thread-safe: one thread owns it."""
+    """Counts since the last `take`, and with `by_scope` since the last `take_scoped`. Not thread-safe: one
+    thread owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_scope: bool = False) -> None:
+        self._by_scope = by_scope
         self._counts: Counter[tuple[Series, str]] = Counter()
+        self._scoped: Counter[tuple[Scope, Series, str]] = Counter()
 
-    def add(self, series: Series, label: str, amount: float = 1) -> None:
-        """Add `amount` (keys, bytes or seconds); nothing is recorded for zero."""
+    def add(self, series: Series, label: str, amount: float = 1, *, scope: Scope | None = None) -> None:
+        """Add `amount` (keys, bytes or seconds); nothing is recorded for zero. `scope`: whose it is."""
         if amount:
             self._counts[series, label] += amount  # type: ignore[assignment]  # a Counter may hold floats
+            if self._by_scope and scope is not None:
+                self._scoped[scope, series, label] += amount  # type: ignore[assignment]
 
-    def outcomes(self, series: Series, results: Sequence[Outcome | None]) -> None:
+    def outcomes(self, series: Series, results: Sequence[Outcome | None], scope: Scope) -> None:
         """Count what became of keys; None: the breaker refused them. Keys come by the ten thousand a second,
         so they are counted by kind."""
         left = len(results)
@@ -141,10 +146,15 @@ class Tally:
             if not left:
                 return
             num = results.count(outcome)
-            self.add(series, label, num)
+            self.add(series, label, num, scope=scope)
             left -= num
 
     def take(self) -> dict[tuple[Series, str], float]:
         """What was added since the last call."""
         counts, self._counts = self._counts, Counter()
+        return dict(counts)
+
+    def take_scoped(self) -> dict[tuple[Scope, Series, str], float]:
+        """What was added for scopes since the last call."""
+        counts, self._scoped = self._scoped, Counter()
         return dict(counts)

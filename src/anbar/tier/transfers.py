@@ -76,6 +76,7 @@ class Finished:
     failed: tuple[bytes, ...]
     seconds: float
     num_bytes: int
+    scope: Scope = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +133,17 @@ class Transfers:
         """Calls to make for a store, prefix first; keys that are refused are acknowledged without writing.
         `kept`: the places of the keys that are worth it; None: all."""
         if not wanted:
-            self._tally.add(Series.STORES, "unwanted", len(job.keys))
+            self._tally.add(Series.STORES, "unwanted", len(job.keys), scope=job.scope)
             return self._start(job, Direction.STORE, [])
         offered: Sequence[int] = range(len(job.keys)) if kept is None else kept
-        self._tally.add(Series.STORES, "filtered", len(job.keys) - len(offered))
+        self._tally.add(Series.STORES, "filtered", len(job.keys) - len(offered), scope=job.scope)
         storing = self._storing.setdefault(job.scope, set())
         fresh = offered
         if not storing.isdisjoint(job.keys):
             fresh = [i for i in offered if job.keys[i] not in storing]
-            self._tally.add(Series.STORES, "merged", len(offered) - len(fresh))
+            self._tally.add(Series.STORES, "merged", len(offered) - len(fresh), scope=job.scope)
         admitted, refusal = self._admit(Direction.STORE, fresh, self._config.max_store_rows)
-        self._tally.add(Series.STORES, refusal, len(fresh) - len(admitted))
+        self._tally.add(Series.STORES, refusal, len(fresh) - len(admitted), scope=job.scope)
         calls = self._cut(job, Direction.STORE, admitted)
         for call in calls:
             storing.update(call.keys)
@@ -154,7 +155,7 @@ class Transfers:
         """Calls to make for a load, prefix first; keys that are refused fail at once."""
         admitted, refusal = self._admit(Direction.LOAD, range(len(job.keys)), self._config.max_load_rows)
         refused = job.keys[len(admitted) :]
-        self._tally.add(Series.LOADS, refusal, len(refused))
+        self._tally.add(Series.LOADS, refusal, len(refused), scope=job.scope)
         return self._start(job, Direction.LOAD, self._cut(job, Direction.LOAD, admitted), failed=refused)
 
     def settle(self, call: Call, outcomes: Sequence[Outcome] | None) -> None:
@@ -163,8 +164,9 @@ class Transfers:
         is_load = call.direction is Direction.LOAD
         results: Sequence[Outcome | None] = outcomes if outcomes is not None else (None,) * len(call.keys)
         good, failed, gone = _sorted(call.keys, results)
-        self._tally.outcomes(Series.LOADS if is_load else Series.STORES, results)
-        self._tally.add(Series.BYTES, call.direction.value, len(good) * self._config.row_bytes)
+        self._tally.outcomes(Series.LOADS if is_load else Series.STORES, results, call.scope)
+        num_bytes = len(good) * self._config.row_bytes
+        self._tally.add(Series.BYTES, call.direction.value, num_bytes, scope=call.scope)
         if is_load:
             self._change(gone, present=False)
         else:
@@ -235,6 +237,7 @@ class Transfers:
                 failed=tuple(running.failed),
                 seconds=self._clock.now_s() - running.started_s,
                 num_bytes=len(running.good) * self._config.row_bytes,
+                scope=running.job.scope,
             )
         )
 

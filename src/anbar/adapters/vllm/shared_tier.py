@@ -32,7 +32,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import Clock
 from anbar.core.cost import PrefillCost
-from anbar.tier import wish
+from anbar.tier import scope_counts, wish
 from anbar.tier.admission import Admission, Run
 from anbar.tier.breaker import Breaker, BreakerState
 from anbar.tier.eviction import NOMINAL, chain_saves_s
@@ -48,6 +48,8 @@ from anbar.tier.part_counts import (
 )
 from anbar.tier.pressure import Pressure
 from anbar.tier.reuse import ReuseSketch
+from anbar.tier.scope_counts import ScopeCounts
+from anbar.tier.scopes import Scopes
 from anbar.tier.step_times import StepTimes
 from anbar.tier.store import Outcome, Store, StoreStats
 from anbar.tier.store_gate import StoreGate
@@ -87,6 +89,8 @@ class SharedTierOptions:
     """Threads for each of lookups, loads and stores."""
     weighs_loads: bool = True
     """Load only what is sooner loaded than computed; else whatever is found."""
+    scopes: Scopes | None = None
+    """Whose metrics are told apart. None: nobody's."""
 
 
 class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not there when types are checked
@@ -113,7 +117,8 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._memory = primary_kv_view.cast("B")
         self._breaker = Breaker(clock)
         self._breaker_seen = BreakerState.CLOSED
-        self._tally = Tally()
+        self._tally = Tally(by_scope=options.scopes is not None)
+        self._scope_counts = ScopeCounts(options.scopes or Scopes())
         self._num_defects = 0
         self._num_evicted = 0
         self._store_stats = self._store_told = StoreStats(None, None, None)
@@ -244,6 +249,8 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         stats = OffloadingConnectorStats()
         for (series, label), amount in self._tally.take().items():
             stats.increase_counter(series.value, amount, (*self._label, label))
+        for sample in self._scope_counts.take(self._tally):
+            stats.increase_counter(sample.name, sample.value, (*self._label, *sample.labels))
         num_opened = self._breaker.take_num_opened()
         for name, num in ((DEFECTS, self._num_defects), (BREAKER_OPENED, num_opened)):
             if num or name not in self._told:
@@ -276,6 +283,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._gauge(stats, USED_BYTES, store.used_bytes)
         self._gauge(stats, CAPACITY_BYTES, store.capacity_bytes)
         self._gauge(stats, WRITABLE, store.is_writable)
+        for sample in self._scope_counts.gauges(store):
+            stats.set_gauge(sample.name, float(sample.value), (*self._label, *sample.labels))
+        for sample in self._scope_counts.evicted(store):
+            stats.increase_counter(sample.name, sample.value, (*self._label, *sample.labels))
         for part in store.parts:
             stats.set_gauge(PART_BREAKER_STATE, part.breaker, (*self._label, part.id))
         for count in self._part_counts.take(store.parts):
@@ -402,6 +413,14 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         **counters,
         **{name: OffloadingCounterMetadata(text, store) for name, text in COUNTERS.items()},
         **{name: OffloadingGaugeMetadata(text, store) for name, text in GAUGES.items()},
+        **{
+            name: OffloadingCounterMetadata(text, ("store", *labels))
+            for name, (text, labels) in scope_counts.COUNTERS.items()
+        },
+        **{
+            name: OffloadingGaugeMetadata(text, ("store", *labels))
+            for name, (text, labels) in scope_counts.GAUGES.items()
+        },
         PART_KEYS: OffloadingCounterMetadata(PART_KEYS_HELP, ("store", "part", "operation", "result")),
         PART_BREAKER_STATE: OffloadingGaugeMetadata(PART_BREAKER_STATE_HELP, ("store", "part")),
     }

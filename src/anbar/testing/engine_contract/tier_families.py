@@ -88,6 +88,16 @@ _SHARED: Mapping[str, _Family] = {
         f"anbar_tier_{name}_total": _Family("counter", ("reason", "store"))
         for name in ("filtered_stores", "reuse_filter_engaged")
     },
+    "anbar_tier_scope_keys_total": _Family("counter", ("operation", "result", "scope", "store")),
+    "anbar_tier_scope_bytes_total": _Family("counter", ("direction", "scope", "store")),
+    **{
+        f"anbar_tier_scope_{name}_total": _Family("counter", ("scope", "store"))
+        for name in ("seconds_saved", "evicted")
+    },
+    **{
+        f"anbar_tier_scope_{name}": _Family("gauge", ("scope", "store"))
+        for name in ("entries", "used_bytes", "quota_bytes")
+    },
     "anbar_tier_part_keys_total": _Family("counter", ("operation", "part", "result", "store")),
     "anbar_tier_part_breaker_state": _Family("gauge", ("part", "store")),
     **_named(

@@ -12,9 +12,9 @@ class Series(Enum):
 
     LOOKUPS = "anbar_tier_lookups"
     """Keys looked up, by result: hit, miss, no_key (the data key of its scope is gone), timeout, error,
-    refused (breaker open), late (expected from another engine, and not there in time), spent (loaded twice for one
-    request and evicted before use each time), skipped_by_break_even (not loaded because computing is sooner).
-    Keys of the last two were hits before."""
+    refused (breaker open), late (expected from another engine, and not there in time), spent (loaded twice
+    for one request and evicted before use each time), skipped_by_break_even (not loaded because computing is
+    sooner). Keys of the last two were hits before."""
     LOADS = "anbar_tier_loads"
     """Keys loaded, by result: hit, miss, corrupt, no_key, timeout, error, refused, queue_full."""
     STORES = "anbar_tier_stores"

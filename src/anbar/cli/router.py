@@ -28,7 +28,7 @@ def router(
         "router.port": ("--port", str(port) if port is not None else None),
     }
     file = config_file(file)
-    source = Source(lambda: load_options(file, None, shorthands).config, file)
+    source = Source(lambda: load_options(file, None, shorthands), file, os.environ)
     given = (("--config", file), ("--host", host), ("--port", port))
     options = [text for name, value in given if value is not None for text in (name, str(value))]
     worker = (sys.executable, "-m", "anbar.cli.main", "router", *options)

@@ -206,11 +206,16 @@ def test_version(tmp_path: Path) -> None:
 
 
 def test_router_reads_the_file_of_the_directory(tmp_path: Path) -> None:
-    """Like `up`: without --config ./anbar.yaml is meant."""
-    (tmp_path / "anbar.yaml").write_text("router: {prot: 1}\n")
-    done = anbar("router", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "anbar.yaml:1: router.prot" in done.stderr
+    """Like `up`: without --config ./anbar.yaml is meant. What it refers to and is not there is named with its
+    line, as everything else."""
+    lacking = "engines:\n- {name: a, url: 'http://127.0.0.1:1', api_key_env: NO_SUCH_KEY}\n"
+    for text, problem in (
+        ("router: {prot: 1}\n", "anbar.yaml:1: router.prot: "),
+        (lacking, "anbar.yaml:2: engines: 'a' takes its API key from "),
+    ):
+        (tmp_path / "anbar.yaml").write_text(text)
+        done = anbar("router", cwd=tmp_path)
+        assert (done.returncode, done.stderr.startswith(f"anbar: {problem}")) == (2, True), done.stderr
 
 
 def test_explain_of_nothing(tmp_path: Path) -> None:

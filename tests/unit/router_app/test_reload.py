@@ -61,7 +61,7 @@ class Site:
 
     @asynccontextmanager
     async def running(self, worker: Worker | None = None) -> AsyncIterator[Router]:
-        source = Source(lambda: load(self.path, environ={}).config, self.path)
+        source = Source(lambda: load(self.path, environ={}), self.path, {})
         router = Router(source.read(), {}, self.log, source, worker)
         await router.start()
         try:
@@ -299,17 +299,19 @@ async def test_what_needs_a_restart_is_named(site: Site) -> None:
 
 
 async def test_a_key_that_cannot_be_read_changes_nothing(site: Site, tmp_path: Path) -> None:
-    """A good file names a key file that is not there: refused as a whole, the new engine is not added."""
+    """A good file names a key file that is not there: refused as a whole, with the line of that key; the new
+    engine is not added."""
     site.write({"a": free_port()})
     async with site.running() as router:
         text = yaml.safe_load(site.path.read_text())
         text["engines"].append(
             {"name": "b", "url": "http://127.0.0.1:1", "api_key_file": str(tmp_path / "none")}
         )
-        site.path.write_text(yaml.safe_dump(text))
+        site.path.write_text(new := yaml.safe_dump(text))
         told = await site.told(1)
         assert told["event"] == "config_refused"
-        assert "none" in told["reason"]
+        line = next(n for n, each in enumerate(new.splitlines(), 1) if "api_key_file" in each)
+        assert told["reason"].startswith(f"{site.path}:{line}: engines: the API key file of 'b', ")
         assert list(states(router)) == ["a"]
 
 

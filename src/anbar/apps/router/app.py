@@ -63,6 +63,7 @@ from anbar.apps.router.tenant_watch import TenantWatch
 from anbar.apps.router.together import Own, Together, answers_of
 from anbar.apps.router.token_probe import TokenProbe
 from anbar.apps.router.worker import Worker
+from anbar.config.load import Loaded
 from anbar.config.models import AnbarConfig, EngineConfig, RouterConfig
 from anbar.core.clock import Clock
 from anbar.core.errors import ConfigError, StackError
@@ -359,7 +360,7 @@ class Router:
 
     def _reload_parts(self, source: Source | None) -> ReloadParts:
         config = self._config
-        source = source if source is not None else Source(lambda: config, None)
+        source = source if source is not None else Source(lambda: Loaded(config, {}, None), None, {})
         return ReloadParts(source, self._apply, self._log_reload, self.emit, time.time)
 
     def _log_reload(self, kind: str, fields: Mapping[str, object]) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anbar.apps.file_watch import FileWatch, Signature, signature
-from anbar.config.load import leaf_values
+from anbar.apps.references import unmet
+from anbar.config.load import Loaded, leaf_values
 from anbar.config.models import AnbarConfig
 from anbar.core.errors import ConfigError
 from anbar.core.outcome import Emit, SupervisorCaught
@@ -100,17 +101,31 @@ class ReloadState:
 
 class Source:
     """Where a configuration comes from, again and again. `load` reads and checks it (blocking; raises
-    ConfigError); `path` is the file that is watched, None: none."""
+    ConfigError); `path` is the file that is watched, None: none. `environ` may hold engines' keys."""
 
-    def __init__(self, load: Callable[[], AnbarConfig], path: Path | None) -> None:
+    def __init__(self, load: Callable[[], Loaded], path: Path | None, environ: Mapping[str, str]) -> None:
         self._load = load
         self._path = path
+        self._environ = environ
+        self._loaded: Loaded | None = None
+        """What was read last."""
         self.read_as: Signature = None
         """The file as it was before it was last read: a change while it is read is one to come."""
 
     def read(self) -> AnbarConfig:
         self.read_as = self.look()
-        return self._load()
+        self._loaded = self._load()
+        return self._loaded.config
+
+    def located(self, error: ConfigError) -> ConfigError:
+        """The same with the place of the key, for what is only found when the configuration that was read
+        last is put into effect: a reference to what is not there. Reads files."""
+        if self._loaded is None:
+            return error
+        text, origins = str(error), self._loaded.origins
+        where = (key for key, why in unmet(self._loaded.config, self._environ) if why == text)
+        key = next(where, None)
+        return error if key is None else ConfigError(f"{origins[key]}: {text}")
 
     def look(self) -> Signature:
         return None if self._path is None else signature(self._path)
@@ -170,7 +185,7 @@ class Reloader:
                 await parts.apply(config)
         except ConfigError as error:
             state.num_refused += 1
-            state.refusal = str(error)
+            state.refusal = str(parts.source.located(error))
             parts.log("config_refused", {"reason": state.refusal})
             return
         self._running = config

@@ -17,6 +17,7 @@ from anbar.apps.router.app import Router
 from anbar.apps.router.reload import Source
 from anbar.apps.router.worker import WholeLines, on_orphaned, worker_of
 from anbar.apps.router.workers import WorkersPlan, run_workers
+from anbar.core.errors import ConfigError
 
 COLLECTOR_THRESHOLDS = (20_000, 20, 20)
 """When Python looks for garbage in cycles. What a request makes is freed without a look, and by default there
@@ -90,5 +91,9 @@ def run(source: Source, environ: Mapping[str, str], sink: LineSink, command: Seq
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     if worker is not None:
         sink = WholeLines(sys.stderr.fileno())
-    code: int = uvloop.run(serve(Router(config, environ, sink, source, worker)))
+    try:
+        one = Router(config, environ, sink, source, worker)
+    except ConfigError as error:
+        raise source.located(error) from error
+    code: int = uvloop.run(serve(one))
     return code

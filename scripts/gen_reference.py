@@ -1,4 +1,4 @@
-"""Writes docs/reference/{admin-api,cli,configuration,emulator,metrics}.md and openapi.json from the code;
+"""Writes docs/reference/{admin-api,cli,configuration,emulator,log,metrics}.md and openapi.json from the code;
 with --check: are they current?"""
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from reference_calls import admin_api, cli
+from reference_calls import admin_api, cli, log
 
 from anbar.adapters.http.message import Request
 from anbar.adapters.telemetry.router_metrics import RouterMetrics
@@ -256,6 +256,7 @@ def main(check: bool) -> int:
         "cli.md": cli(),
         "configuration.md": configuration(),
         "emulator.md": emulator(),
+        "log.md": log(),
         "metrics.md": metrics(),
         "openapi.json": json.dumps(document(), indent=1) + "\n",
     }

@@ -1,5 +1,6 @@
 """The documentation is checked like code: links lead somewhere, examples load, pages are current."""
 
+import ast
 import json
 import re
 import statistics
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from anbar.adapters.telemetry.request_log import LINES
 from anbar.config.load import load
 
 REPO = Path(__file__).resolve().parents[3]
@@ -51,6 +53,24 @@ def test_the_reference_is_current() -> None:
     """The generated pages are what the code says today."""
     command = [sys.executable, str(REPO / "scripts/gen_reference.py"), "--check"]
     assert subprocess.run(command, check=False, timeout=180).returncode == 0
+
+
+def test_every_line_of_the_log_is_described() -> None:
+    """The kinds of lines that the router writes by name are those of the reference."""
+    calls = (
+        node
+        for path in (REPO / "src/anbar/apps/router").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+    )
+    kinds = {
+        word.value
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("line", "log")
+        for word in ast.walk(call.args[0])
+        if isinstance(word, ast.Constant)
+    }
+    assert kinds == set(LINES)
 
 
 def test_the_numbers_of_the_readme_are_those_measured() -> None:

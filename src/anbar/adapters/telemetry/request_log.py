@@ -24,7 +24,7 @@ from anbar.core.outcome import (
 )
 
 _encode = msgspec.json.Encoder().encode
-_KINDS: dict[type[Event], str] = {
+KINDS: dict[type[Event], str] = {
     RequestFinished: "request",
     RequestMalformed: "malformed",
     AttemptFailed: "attempt_failed",
@@ -39,6 +39,27 @@ _KINDS: dict[type[Event], str] = {
     LoadCorrected: "load_corrected",
     SupervisorCaught: "defect",
 }
+LINES = {
+    "listening": "The router takes requests now: `host`, `port`, `policy`.",
+    "drained": "It has stopped taking them, and what ran is over: `cut`, how many answers were not.",
+    "config_applied": "A changed configuration is in force: `generation`, the keys `applied`, and those that "
+    "`needs_restart` names.",
+    "config_unchanged": "One was read that changes nothing, or nothing before a restart; the same fields.",
+    "config_refused": "One is bad, and the one before goes on: `reason`, with file, line, key and what is "
+    "allowed.",
+    "discovery": "Engines of an entry with `discover` have `joined` or `left`: `entry`, and how many it has "
+    "now, `engines`.",
+    "discovery_fails": "Its source cannot be read: `entry`, `failure`, `reason`. Once for each reason.",
+    "discovery_partial": "Some of what it lists cannot be told: `entry`, `reason`.",
+    "discovery_works": "It can be read again: `entry`.",
+    "discovery_duplicates": "Engines of the `entry` that another entry has: `duplicates`.",
+    "peer_failed": "Another router cannot be followed: `peer`, `error`. Once for each reason.",
+    "record_failing": "The block log cannot be written: `error`. Said once.",
+    "record_works": "It can be written again.",
+    "worker_ended": "A worker has ended: its `place`, exit `code`, `again_in_s`.",
+    "worker_not_started": "One could not be started, and will be tried again: `place`, `error`.",
+}
+"""What is told that is no event: by kind, with its fields."""
 
 
 class LineSink(Protocol):
@@ -78,10 +99,10 @@ class EventLog:
 
     def on(self, event: Event) -> None:
         """Write the line of one event."""
-        self._write(_KINDS[type(event)], _encode(event))
+        self._write(KINDS[type(event)], _encode(event))
 
     def line(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Write a line that is no event's."""
+        """Write a line that is no event's, of a kind that `LINES` describes."""
         self._write(kind, _encode(fields))
 
     def _write(self, kind: str, fields: bytes) -> None:

@@ -258,9 +258,9 @@ def test_a_full_disk_is_full(
     store = opener()
     put(store, KEY, VALUE)
 
-    def no_space(self: Entries, path: Path, value: Value) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"half a header")
+    def no_space(self: Entries, path: str, value: Value) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(b"half a header")
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Entries, "_write_file", no_space)

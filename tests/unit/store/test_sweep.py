@@ -220,7 +220,7 @@ class SweptMeanwhile(Sweeper):
     """Another thread writes an entry of 1,000 bytes while this one has counted and not yet evicted."""
 
     def _need(self, num_bytes: int, share: float) -> int:
-        self.wrote(Path("/root/v1/namespace/scope/00/key.kv"), 1000)
+        self.wrote("/root/v1/namespace/scope/00/key.kv", 1000)
         return super()._need(num_bytes, share)
 
 
@@ -233,7 +233,7 @@ def test_what_is_written_during_a_sweep_counts(rig: Rig) -> None:
     for _ in range(2):
         rig.sweeper.sweep()
         assert rig.sizes() == (4, 4000)
-    rig.sweeper.wrote(rig.path(0), 500)
+    rig.sweeper.wrote(str(rig.path(0)), 500)
     assert rig.sizes() == (5, 4500)
 
 
@@ -277,7 +277,7 @@ def test_what_others_wrote_is_found_in_parts_not_seen_yet(rig: Rig) -> None:
     """A new engine on a full directory knows after its first look that there is no room, though it has seen
     only some of the parts."""
     rig.fill(9)
-    part = part_of(rig.path(0))
+    part = part_of(str(rig.path(0)))
     rig.sweeper.occupancy.begin()
     rig.sweeper.occupancy.counted({part: (1000, 1)})
     assert rig.sizes() == (256, 256_000)

@@ -1,4 +1,4 @@
-"""Bounce buffers: the memory that a file operation touches, which nobody waits for once it is late."""
+"""Bounce buffers: the memory that a request touches, which nobody waits for once it is late."""
 
 import threading
 
@@ -16,7 +16,7 @@ def as_bytes(buffer: memoryview) -> Bytes:
 class BufferPool:
     """Buffers for reuse: fresh memory costs a page fault per 4 KiB, several times the copy itself.
 
-    `take` never blocks; `give` keeps at most `max_buffers`. A buffer that a hung operation still holds is
+    `take` never blocks; `give` keeps at most `max_buffers`. A buffer that a late request still holds is
     simply never given back. Thread-safe.
     """
 

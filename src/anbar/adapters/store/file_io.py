@@ -1,14 +1,12 @@
-"""Reading and writing whole files of a header and a payload. Everything may raise OSError."""
+"""Reading and writing files of a header and a payload. Everything may raise OSError."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from anbar.adapters.store.buffers import Bytes
 
-
-def read_all(fd: int, header: bytearray, payload: Bytes) -> bool:
-    """Fill both; False at a premature end of the file."""
-    views = [memoryview(header), payload.data]
+def read_all(fd: int, views: Sequence[memoryview]) -> bool:
+    """Fill all from where the file stands; False at a premature end of it."""
     while views:
         count = os.readv(fd, views)
         if count == 0:
@@ -17,14 +15,15 @@ def read_all(fd: int, header: bytearray, payload: Bytes) -> bool:
     return True
 
 
-def write_all(fd: int, header: bytes, payload: Bytes) -> None:
-    """Write both."""
-    views = [memoryview(header), payload.data]
+def write_all(fd: int, views: Sequence[memoryview], offset: int) -> None:
+    """Write all, from `offset` on."""
     while views:
-        views = _after(views, os.writev(fd, views))
+        count = os.pwritev(fd, views, offset)
+        offset += count
+        views = _after(views, count)
 
 
-def open_new(path: Path, root: Path) -> int:
+def open_new(path: str, root: Path) -> int:
     """A new file, in directories that are made if they are missing; but never `root`, which may be a mount
     that went away."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -32,7 +31,7 @@ def open_new(path: Path, root: Path) -> int:
         try:
             return os.open(path, flags, 0o600)
         except FileNotFoundError:
-            _make_dirs(path.parent, root)
+            _make_dirs(Path(path).parent, root)
     return os.open(path, flags, 0o600)
 
 
@@ -45,7 +44,7 @@ def _make_dirs(path: Path, root: Path) -> None:
                 continue
 
 
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
+def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left of `views` after their first `count` bytes."""
     rest = []
     for view in views:

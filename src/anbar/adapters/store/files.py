@@ -4,8 +4,9 @@
 - Nothing is synced to the disk. After a crash of the *machine* a renamed file may be short or hold zeros: it
   fails verification, counts as damaged and is removed. That loses one entry of a cache; syncing every write
   would cost each of them milliseconds. A crash of the *process* loses nothing, the kernel has the pages.
-- File operations cannot be cancelled, so they run on threads of the store, on bounce buffers: when the
-  deadline passes, the caller goes on and nothing touches its memory any more.
+- File operations cannot be cancelled, so they run on threads of the store, on memory of these: when the
+  deadline passes, the caller goes on and nothing touches its memory any more (`lease`). A value that is half
+  written then is given up.
 - A vanished root (a mount that went away) is an ERROR and is not made again, or values would be written below
   the mount point. It is used again as soon as it is back.
 - A directory that is full or may not be written to is FULL for writes; reads go on. It is tried again once a
@@ -17,17 +18,16 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
-from anbar.adapters.store.buffers import BufferPool, as_bytes
 from anbar.adapters.store.deadline import DeadlineRunner
 from anbar.adapters.store.entries import Entries, Place, Value
 from anbar.adapters.store.layout import Layout, scope_dir
+from anbar.adapters.store.lease import Lease
 from anbar.adapters.store.store_clock import StoreClock, TimeSource
 from anbar.adapters.store.sweep import Bounds, Sweeper
 from anbar.adapters.store.writable import Writable
@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _KEYS_PER_STAT = 32
 """Keys that one operation of `exists` looks up: enough to outweigh handing it to a thread."""
+_BYTES_PER_TASK = 512 * 1024
+"""Values that are so small together are one operation, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,10 @@ class FilesStore:
         self._clock = StoreClock(config.path, source)
         self._writable = Writable(source.steady_s)
         self._runner = DeadlineRunner(config.num_threads, "anbar-files")
-        self._buffers = BufferPool(max_buffers=2 * config.num_threads)
         self._sweeper = Sweeper(layout, config.bounds, self._clock)
         writer = secrets.token_hex(8)
         place = Place(layout, self._clock, self._sweeper, self._writable, writer, config.bounds.ttl_of)
-        self._entries = Entries(place, self._buffers)
+        self._entries = Entries(place)
         self._is_open = False
 
     def open(self) -> None:
@@ -105,26 +106,18 @@ class FilesStore:
     def get_into(
         self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
     ) -> list[Outcome]:
-        targets = [as_bytes(buffer) for buffer in buffers]
-        works = [
-            partial(self._entries.read, key, scope, target.nbytes)
-            for key, target in zip(keys, targets, strict=True)
-        ]
-        outcomes = self._unknown(len(keys))
-        for index, (outcome, payload) in self._run(works, timeout_s):
-            if payload is not None:
-                np.copyto(targets[index], payload)
-                self._buffers.give(payload)
-            outcomes[index] = outcome
-        return outcomes
+        with _lent(buffers) as rows:
+            pairs = zip(keys, rows, strict=True)
+            works = [partial(self._entries.read, key, scope, row) for key, row in pairs]
+            return self._move(works, rows, timeout_s)
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
         if self._is_open and self._writable.refuses():
             return [Outcome.FULL] * len(items)
-        outcomes = self._unknown(len(items))
-        for index, outcome in self._run(self._writes(items, scope), timeout_s):
-            outcomes[index] = outcome
-        return outcomes
+        with _lent([item.data for item in items]) as rows:
+            pairs = zip(items, rows, strict=True)
+            values = [Value(item.key, scope, row, item.saves_s) for item, row in pairs]
+            return self._move([partial(self._entries.write, value) for value in values], rows, timeout_s)
 
     def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
         works = [partial(self._entries.delete, key, scope) for key in keys]
@@ -163,18 +156,33 @@ class FilesStore:
         """What is said of keys whose operation does not end in time."""
         return [Outcome.TIMEOUT if self._is_open else Outcome.ERROR] * num_keys
 
+    def _move(
+        self, works: Sequence[Callable[[], Outcome]], rows: Sequence[Lease], timeout_s: float
+    ) -> list[Outcome]:
+        """Operations on a value each, small ones several at a time."""
+        largest = max((row.num_bytes for row in rows), default=0)
+        per_task = max(1, _BYTES_PER_TASK // max(1, largest))
+        starts = range(0, len(works), per_task)
+        tasks = [partial(_each, works[start : start + per_task]) for start in starts]
+        outcomes = self._unknown(len(works))
+        for index, found in self._run(tasks, timeout_s):
+            outcomes[starts[index] : starts[index] + len(found)] = found
+        return outcomes
+
     def _run(self, works: Iterable[Callable[[], T]], timeout_s: float) -> Iterator[tuple[int, T]]:
         return self._runner.run(works, time.monotonic() + timeout_s) if self._is_open else iter(())
 
-    def _writes(self, items: Sequence[PutItem], scope: Scope) -> Iterator[Callable[[], Outcome]]:
-        """Copies each value just before it is written, while the caller waits."""
-        for item in items:
-            source = as_bytes(item.data)
-            payload = self._buffers.take(source.nbytes)
-            np.copyto(payload, source)
-            yield partial(self._write, Value(item.key, scope, payload, item.saves_s))
 
-    def _write(self, value: Value) -> Outcome:
-        outcome = self._entries.write(value)
-        self._buffers.give(value.payload)
-        return outcome
+def _each(works: Sequence[Callable[[], Outcome]]) -> list[Outcome]:
+    return [work() for work in works]
+
+
+@contextmanager
+def _lent(buffers: Iterable[memoryview]) -> Iterator[list[Lease]]:
+    """A call's buffers, which are its caller's again afterwards."""
+    rows = [Lease(buffer) for buffer in buffers]
+    try:
+        yield rows
+    finally:
+        for row in rows:
+            row.end()

@@ -45,12 +45,17 @@ class Layout:
         """Parent of this namespace's scopes."""
         return self.version_dir / short_digest(self.namespace).hex()
 
-    def entry(self, key: bytes, scope: str) -> Path:
+    def directory(self, part: int, scope: str) -> str:
+        """Where the entries of a part are. Plain text, as it is wanted for each of thousands of keys."""
+        namespace = short_digest(self.namespace).hex()
+        return f"{self.root}/{VERSION_DIR}/{namespace}/{scope_dir(scope)}/{part_dir(part)}"
+
+    def entry(self, key: bytes, scope: str) -> str:
         """The file of one entry."""
         digest = key_digest(key)
         is_named = len(key) <= _MAX_NAMED_KEY_BYTES
         name = key.hex() if is_named else _DIGEST_MARK + digest.hex()
-        return self.namespace_dir / scope_dir(scope) / part_dir(digest[0]) / (name + SUFFIX)
+        return f"{self.directory(digest[0], scope)}/{name}{SUFFIX}"
 
 
 def part_dir(part: int) -> str:
@@ -58,9 +63,9 @@ def part_dir(part: int) -> str:
     return f"{part:02x}"
 
 
-def part_of(path: Path) -> int:
+def part_of(path: str) -> int:
     """The part that an entry's file is in."""
-    return int(path.parent.name, 16)
+    return int(path.rsplit("/", 2)[1], 16)
 
 
 def scope_dir(scope: str) -> str:

@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from anbar.adapters.store.layout import SUFFIX
 from anbar.adapters.store.store_clock import StoreClock
 from anbar.adapters.store.walk import scan
 
@@ -26,15 +27,15 @@ class Quarantine:
         self._path = version_dir / DAMAGED_DIR
         self._clock = clock
 
-    def take(self, path: Path, status: os.stat_result, reason: str) -> None:
+    def take(self, path: str, status: os.stat_result, reason: str) -> None:
         """Move a damaged file here, unless someone replaced it meanwhile. May raise OSError."""
         if os.stat(path).st_ino != status.st_ino:
             return
         with suppress(FileExistsError):
             self._path.mkdir(mode=0o700)
-        scope = path.parent.parent
-        origin = f"{scope.parent.name[:_DIGITS]}.{scope.name[:_DIGITS]}"
-        name = f"{self._clock.now_s():.0f}.{origin}.{path.stem}.{reason}"
+        namespace, scope, _, file = path.rsplit("/", 4)[1:]
+        origin = f"{namespace[:_DIGITS]}.{scope[:_DIGITS]}"
+        name = f"{self._clock.now_s():.0f}.{origin}.{file.removesuffix(SUFFIX)}.{reason}"
         os.rename(path, self._path / name)
         self.prune()
 

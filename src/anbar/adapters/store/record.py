@@ -15,6 +15,7 @@ verify. It finds damage, not forgery: who may write into the store can make entr
 
 import hashlib
 import struct
+from functools import lru_cache
 
 import xxhash
 
@@ -26,8 +27,9 @@ CHECKSUM_BYTES = 16
 HEADER_BYTES = _PREFIX.size + CHECKSUM_BYTES
 
 
+@lru_cache(maxsize=1024)
 def short_digest(data: bytes) -> bytes:
-    """16 bytes that stand for a namespace or a scope."""
+    """16 bytes that stand for a namespace or a scope. Those few are asked for with every key."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -44,19 +46,34 @@ class RecordFormat:
 
     def header(self, key: bytes, scope: str, payload: Bytes) -> bytes:
         """The header that goes before `payload`."""
-        prefix = self._prefix(key, scope, payload.nbytes)
-        return prefix + _checksum(prefix, payload)
+        running = self.begin(key, scope, payload.nbytes)
+        running.add(payload.data)
+        return running.header()
 
     def verifies(self, header: bytes, key: bytes, scope: str, payload: Bytes) -> bool:
         """Whether `header` and `payload`, as read, are what was stored for this key and scope."""
         prefix = self._prefix(key, scope, payload.nbytes)
-        return header[: len(prefix)] == prefix and header[len(prefix) :] == _checksum(prefix, payload)
+        return header[: len(prefix)] == prefix and header == self.header(key, scope, payload)
+
+    def begin(self, key: bytes, scope: str, num_bytes: int) -> "RunningHeader":
+        """The header of a payload that comes in pieces."""
+        return RunningHeader(self._prefix(key, scope, num_bytes))
 
     def _prefix(self, key: bytes, scope: str, num_bytes: int) -> bytes:
         return _PREFIX.pack(MAGIC, self._namespace, short_digest(scope.encode()), key_digest(key), num_bytes)
 
 
-def _checksum(prefix: bytes, payload: Bytes) -> bytes:
-    state = xxhash.xxh3_128(prefix)
-    state.update(payload.data)
-    return state.digest()
+class RunningHeader:
+    """Takes a payload piece by piece, while it lies in the processor's cache."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._state = xxhash.xxh3_128(prefix)
+
+    def add(self, piece: memoryview) -> None:
+        """The next bytes."""
+        self._state.update(piece)
+
+    def header(self) -> bytes:
+        """Of all that was added."""
+        return self._prefix + self._state.digest()

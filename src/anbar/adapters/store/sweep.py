@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from anbar.adapters.store.layout import NUM_PARTS, Layout, key_of, part_of
 from anbar.adapters.store.occupancy import Occupancy
@@ -134,7 +133,7 @@ class Sweeper:
         if ration is not None:
             ration.withdrew(part, num_bytes)
 
-    def wrote(self, path: Path, num_bytes: int) -> None:
+    def wrote(self, path: str, num_bytes: int) -> None:
         """An entry was added; wakes the sweep after a twentieth of the capacity, or when little is left."""
         self.occupancy.wrote(part_of(path), num_bytes)
         with self._lock:

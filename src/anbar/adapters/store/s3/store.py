@@ -200,7 +200,7 @@ class S3Store:
         return write
 
     def _name(self, key: bytes, scope: Scope) -> str:
-        return str(self.layout.entry(key, scope))
+        return self.layout.entry(key, scope)
 
     def _unknown(self, num_keys: int) -> list[Outcome]:
         """What is said of keys whose requests do not end in time."""

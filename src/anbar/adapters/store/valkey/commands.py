@@ -11,6 +11,9 @@ from anbar.tier.store import Outcome, Scope
 
 Result = Outcome | ServerError
 
+_PIECE_BYTES = 256 * 1024
+"""A value is checked in pieces that are still in the processor's cache when they have come."""
+
 
 class Command(Protocol):
     """Sent to the node that has the entry; it may be sent again, to another one."""
@@ -80,7 +83,6 @@ class Read:
         self._key = key
         self._scope = scope
         self._payload = as_bytes(buffer)
-        self._header = bytearray(HEADER_BYTES)
         self._checks = checks
         self._ttl_s = ttl_s
 
@@ -90,15 +92,23 @@ class Read:
         return (b"GETEX", self.name, b"EX", b"%d" % self._ttl_s)
 
     def receive(self, wire: Wire, deadline_s: float) -> Result:
-        reply = wire.value((memoryview(self._header), self._payload.data), deadline_s)
+        header = memoryview(bytearray(HEADER_BYTES))
+        payload = self._payload.data
+        pieces = [payload[at : at + _PIECE_BYTES] for at in range(0, len(payload), _PIECE_BYTES)]
+        running = self._checks.begin(self._key, self._scope, len(payload))
+
+        def check(piece: memoryview) -> None:
+            if piece is not header:
+                running.add(piece)
+
+        reply = wire.value([header, *pieces], check, deadline_s)
         if isinstance(reply, ServerError):
             return reply
         if reply is None:
             return Outcome.MISS
         if isinstance(reply, OtherLength):
             return Outcome.CORRUPT
-        is_whole = self._checks.verifies(bytes(self._header), self._key, self._scope, self._payload)
-        return Outcome.HIT if is_whole else Outcome.CORRUPT
+        return Outcome.HIT if running.header() == header else Outcome.CORRUPT
 
 
 @dataclass(frozen=True, slots=True)

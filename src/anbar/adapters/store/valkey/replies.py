@@ -4,11 +4,13 @@ RESP 2, as Valkey's documentation of its serialization protocol has it. Every wa
 """
 
 import socket
-import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
 import valkey
+
+from anbar.adapters.store.valkey.waits import receive
 
 _BUFFER_BYTES = 16 * 1024
 """Read ahead: whole pages of short replies, and of a value so little that copying it once more is nothing."""
@@ -39,6 +41,9 @@ class OtherLength:
     """A value that is not as long as what it was to be read into; it was skipped."""
 
     num_bytes: int
+
+
+Filled = Callable[[memoryview], None]
 
 
 class ReplyReader:
@@ -92,9 +97,10 @@ class ReplyReader:
                 return None if count is None else [self.reply() for _ in range(count)]
         raise ProtocolError(f"a reply began with {kind!r}")
 
-    def value(self, parts: tuple[memoryview, memoryview]) -> Reply | OtherLength:
+    def value(self, parts: Sequence[memoryview], filled: Filled) -> Reply | OtherLength:
         """The next reply, to a GET: its bytes go into `parts`, one after the other, if they are as many as
-        these hold; then their number is returned. None for a missing key."""
+        these hold; then their number is returned. None for a missing key. `filled` is told of each part as
+        soon as it is there, while it lies in the processor's cache."""
         line = self._line()
         if line[:1] == b"-":
             return ServerError(line[1:].decode("utf-8", "replace"))
@@ -107,6 +113,7 @@ class ReplyReader:
         if fits:
             for part in parts:
                 self._into(part)
+                filled(part)
         else:
             self._skip(length)
         self._end_of_bulk()
@@ -133,7 +140,7 @@ class ReplyReader:
         target[:done] = self._view[self._start : self._start + done]
         self._start += done
         while done < len(target):
-            done += self._receive(target[done:])
+            done += self._receive(target[done:], whole=True)
 
     def _skip(self, length: int) -> None:
         while length > 0:
@@ -157,14 +164,10 @@ class ReplyReader:
         self._start, self._end = 0, unread
         self._end += self._receive(self._view[unread:])
 
-    def _receive(self, target: memoryview) -> int:
+    def _receive(self, target: memoryview, *, whole: bool = False) -> int:
         if self._sock is None:
             raise ConnectionError("closed")
-        left_s = self.deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("no answer by the deadline")
-        self._sock.settimeout(left_s)
-        count = self._sock.recv_into(target)
+        count = receive(self._sock, target, self.deadline_s, whole=whole)
         if count == 0:
             raise ConnectionError("the server closed the connection")
         return count

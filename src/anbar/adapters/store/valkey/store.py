@@ -30,9 +30,10 @@ from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 
 _DIAL_THREADS = 8
 _QUESTIONS_DEPTH = 256
-_VALUES_DEPTH = 4
+_AHEAD_BYTES = 4 * 1024 * 1024
 """Values that a server has read or prepared for a call, while others are on their way: enough to keep both
 ends busy, little of the server's memory."""
+_MOST_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class ValkeyStore:
             Read(name, key, scope, buffer, self._checks, ttl_s)
             for name, key, buffer in zip(names, keys, buffers, strict=True)
         ]
-        outcomes = self._run(reads, deadline_s, _VALUES_DEPTH)
+        outcomes = self._run(reads, deadline_s, _values_depth(buffers))
         damaged = [name for name, found in zip(names, outcomes, strict=True) if found is Outcome.CORRUPT]
         self._run([remove(name) for name in damaged], deadline_s, _QUESTIONS_DEPTH)
         return outcomes
@@ -135,7 +136,8 @@ class ValkeyStore:
             Write(names[index], items[index].key, scope, items[index].data, self._checks, ttl_s)
             for index in missing
         ]
-        for index, outcome in zip(missing, self._run(writes, deadline_s, _VALUES_DEPTH), strict=True):
+        depth = _values_depth([item.data for item in items])
+        for index, outcome in zip(missing, self._run(writes, deadline_s, depth), strict=True):
             outcomes[index] = outcome
         return outcomes
 
@@ -171,6 +173,12 @@ class ValkeyStore:
         if not self._is_open:
             return [Outcome.ERROR] * len(commands)
         return self._exchange.run(commands, deadline_s, depth) if commands else []
+
+
+def _values_depth(buffers: Sequence[memoryview]) -> int:
+    """At least two: one that is on its way, and one that is prepared meanwhile."""
+    largest = max((buffer.nbytes for buffer in buffers), default=0)
+    return min(max(2, _AHEAD_BYTES // max(1, largest)), _MOST_AHEAD)
 
 
 def _deadline_s(timeout_s: float) -> float:

@@ -5,7 +5,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, NewType
 import valkey
 from valkey.connection import Connection, SSLConnection
 
-from anbar.adapters.store.valkey.replies import OtherLength, ProtocolError, Reply, ReplyReader
+from anbar.adapters.store.valkey.replies import Filled, OtherLength, ProtocolError, Reply, ReplyReader
+from anbar.adapters.store.valkey.waits import send
 from anbar.core.errors import ConfigError
 
 Node = NewType("Node", str)
@@ -96,18 +97,17 @@ class Wire:
     def send(self, requests: Iterable[Request], deadline_s: float) -> None:
         """Send requests; large arguments go from where they lie."""
         for piece in pieces(requests):
-            self._sock.settimeout(_left_s(deadline_s))
-            self._sock.sendall(piece)
+            send(self._sock, piece, deadline_s)
 
     def reply(self, deadline_s: float) -> Reply:
         """The reply to the next request that has not got one."""
         self._reader.deadline_s = deadline_s
         return self._reader.reply()
 
-    def value(self, parts: tuple[memoryview, memoryview], deadline_s: float) -> Reply | OtherLength:
+    def value(self, parts: Sequence[memoryview], filled: Filled, deadline_s: float) -> Reply | OtherLength:
         """As `reply`, to a GET, into the caller's memory; see `ReplyReader.value`."""
         self._reader.deadline_s = deadline_s
-        return self._reader.value(parts)
+        return self._reader.value(parts, filled)
 
     def call(self, *request: bytes, deadline_s: float) -> Reply:
         """Send one request and wait for its reply."""
@@ -214,10 +214,3 @@ def _connection(node: Node, login: Login) -> Connection:
         ssl_keyfile=login.tls.key_file,
         ssl_check_hostname=login.tls.verify_host,
     )
-
-
-def _left_s(deadline_s: float) -> float:
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("no answer by the deadline")
-    return left_s

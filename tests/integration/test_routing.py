@@ -68,6 +68,8 @@ async def test_long_prompts_are_read_as_far_as_they_match(stack: Stack) -> None:
     num_tokens = first.json["usage"]["prompt_tokens"]
     assert num_tokens > 600
     assert first.predicted == first.cached == 0
+    page = (await stack.get(f"/admin/explain/{first.headers['x-request-id']}")).json
+    assert page["requests"][0]["prompt_tokens_estimated"]
     await stack.followed()
     at_least = (num_tokens - 1) // BLOCK * BLOCK
     assert_hit(await stack.complete(prompt), first.engine, at_least)

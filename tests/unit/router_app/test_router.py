@@ -156,6 +156,29 @@ async def test_engine_that_dies_and_comes_back() -> None:
         await becomes(router, EngineState.READY)
 
 
+async def test_looks_are_cheap() -> None:
+    """An engine is asked for pages, never for a generation, and once it is known for two short ones a look.
+    One that was away gets requests from the first look on that it answers."""
+    pages = Pages()
+    async with (
+        scripted(pages.script) as server,
+        running(configured(server.port, load_check_interval_s=0)) as (router, _),
+    ):
+        await becomes(router, EngineState.READY)
+        num_first = len(server.heads)
+        await until(lambda: len(server.heads) >= num_first + 8)
+        known = {head.split(b" HTTP")[0] for head in server.heads[num_first:]}
+        pages.status = b"500 Internal Server Error"
+        await becomes(router, EngineState.UNHEALTHY)
+        pages.status = b"200 OK"
+        num_away = len(server.heads)
+        await becomes(router, EngineState.READY)
+        looks = [head for head in server.heads[num_away:] if head.startswith(b"GET /version ")]
+    assert known == {b"GET /health", b"GET /v1/models"}
+    assert {head.partition(b" ")[0] for head in server.heads} == {b"GET"}
+    assert len(looks) == 1
+
+
 @pytest.mark.parametrize(
     ("pages", "metrics", "follows"),
     [

@@ -21,8 +21,8 @@ from anbar.adapters.http.openai import (
     parse,
 )
 from anbar.adapters.http.server import Exchange
-from anbar.apps.router.caches import Caches, Matched, imprecise
-from anbar.apps.router.engine import Engine, Fleet
+from anbar.apps.router.caches import Matched, imprecise
+from anbar.apps.router.engine import Engine
 from anbar.apps.router.explain import ExplainLog
 from anbar.apps.router.failures import internal, no_engine, overloaded, stopped, upstream_failed
 from anbar.apps.router.forward import Forwarder, ForwardParts, Job
@@ -30,26 +30,22 @@ from anbar.apps.router.handover import Handed, Handover, Wanted
 from anbar.apps.router.headers import check_content_type, forwarded, id_headers, request_id
 from anbar.apps.router.idempotency import REPLAYED, Claim, Idempotency
 from anbar.apps.router.naming import Naming
-from anbar.apps.router.prompts import NO_TOKENS, Prompts, Tokens, is_beyond
+from anbar.apps.router.prompts import NO_TOKENS, Tokens, is_beyond
 from anbar.apps.router.record import Record
 from anbar.apps.router.recorder import Recorder
-from anbar.apps.router.self_check import SelfCheck
 from anbar.apps.router.sessions import session_of
-from anbar.apps.router.standing import Standing
 from anbar.apps.router.tenancy import Tenancy
 from anbar.apps.tasks import Tasks
-from anbar.core.clock import Clock
 from anbar.core.errors import NoEngine, RequestError, UpstreamError
 from anbar.core.fleet import EngineState, Route
 from anbar.core.ids import EngineId
-from anbar.core.outcome import Emit, Outcome, SupervisorCaught
+from anbar.core.outcome import Outcome, SupervisorCaught
 from anbar.core.refusals import unknown_model
 from anbar.core.request import RouteQuery
 from anbar.route import Policy, Sight
 from anbar.route.admission import AdmissionConfig, seconds_to_wait
 from anbar.route.explain import note_decision
 from anbar.route.match import may_grow
-from anbar.route.retry_budget import RetryBudget
 
 CLIENT_CLOSED = 499
 """The status in logs and metrics of a request whose client went away (nginx's number)."""
@@ -58,23 +54,13 @@ BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FlowParts:
-    """What a flow works with."""
+class FlowParts(ForwardParts):
+    """What a flow works with, its forwarder's parts among them."""
 
-    fleet: Fleet
-    caches: Caches
-    check: SelfCheck
     policy: Policy
-    prompts: Prompts
-    emit: Emit
-    clock: Clock
     client_kv: ClientKv
     explain: ExplainLog
-    standing: Standing
-    budget: RetryBudget
     idempotency: Idempotency
-    continues: bool
-    """Whether a stream whose engine is lost is gone on with by another one."""
     admission: AdmissionConfig
     total_timeout_s: float
     """For everything from a request's arrival to the last byte of its answer."""
@@ -107,7 +93,7 @@ class Flow:
     def __init__(self, parts: FlowParts) -> None:
         self.parts = parts
         self._matched: tuple[RouteQuery | None, Matched] = None, Matched()
-        self._forwarder = _forwarder(parts)
+        self._forwarder = Forwarder(parts)
         self._tasks = Tasks()
         self._stopping = False
 
@@ -117,7 +103,7 @@ class Flow:
 
     def retune(self, parts: FlowParts) -> None:
         """Go on with other parts, also while requests run; those that were sent end with the old ones."""
-        self.parts, self._forwarder = parts, _forwarder(parts)
+        self.parts, self._forwarder = parts, Forwarder(parts)
 
     async def stop(self) -> None:
         """Give up what still runs, and tell its clients; what comes from now on is refused."""
@@ -356,19 +342,3 @@ class Flow:
         if refused_s:
             raise overloaded(refused_s)
         return route, matched
-
-
-def _forwarder(parts: FlowParts) -> Forwarder:
-    return Forwarder(
-        ForwardParts(
-            parts.fleet,
-            parts.caches,
-            parts.check,
-            parts.emit,
-            parts.clock,
-            parts.standing,
-            parts.budget,
-            parts.prompts,
-            parts.continues,
-        )
-    )

@@ -6,4 +6,5 @@ set -euo pipefail
 make install-router
 .venv/bin/anbar doctor
 timeout 600 .venv/bin/python -m pytest tests/e2e --timeout 300 -q
+timeout 120 .venv/bin/python -m benchmarks.gpu_copy  # pinned host memory and back: what a copy costs here
 timeout 240 .venv/bin/python -m benchmarks.main_job --rounds 5 --dtype auto

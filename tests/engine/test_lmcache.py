@@ -1,11 +1,8 @@
 """`cache.mode: lmcache`: vLLM's own connector to an LMCache server, as Anbar renders it."""
 
 import os
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,12 +11,11 @@ from anbar.apps import interpreter
 from anbar.config.lmcache import LmcacheConfig
 from anbar.config.models import CacheConfig, CacheMode
 from tests.engine.conftest import ROOT, unique
-from tests.engine.engine import BLOCK, LIMIT_S, Engine, EngineConfig, story
-from tests.ports import free_port, free_ports
+from tests.engine.engine import LIMIT_S, Engine, EngineConfig, story
+from tests.engine.lmcache_server import LmcacheServer
+from tests.ports import free_port
 
 pytestmark = pytest.mark.lmcache
-
-CHUNK = 2 * BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -35,33 +31,12 @@ def lmcache_python(engine_python: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(lmcache_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """An LMCache server on loopback; its request port."""
-    port, page = free_ports(2)
-    log = tmp_path_factory.mktemp("lmcache") / "server.log"
-    command = [str(lmcache_python.with_name("lmcache")), "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--http-host", "127.0.0.1", "--http-port", str(page), "--chunk-size", str(CHUNK)]
-    command += ["--l1-size-gb", "1", "--eviction-policy", "LRU", "--disable-observability"]
-    command += ["--supported-transfer-mode", "auto"]  # the default is for GPUs only
-    environ = os.environ | {"LMCACHE_TRACK_USAGE": "false"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environ, start_new_session=True)
+    server = LmcacheServer(lmcache_python, tmp_path_factory.mktemp("lmcache") / "server.log")
     try:
-        deadline_s = time.monotonic() + LIMIT_S
-        while not _listens(port):
-            assert process.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline_s, log.read_text()[-3000:]
-            time.sleep(0.2)
-        yield port
+        server.start()
+        yield server.port
     finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        server.stop()
 
 
 def test_a_prefix_comes_back_from_lmcache(

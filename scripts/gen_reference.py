@@ -35,6 +35,7 @@ from anbar.config.valkey import ValkeyStoreConfig
 from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
+from anbar.sim.engine.store import StoreFaultKind
 from anbar.tier import scope_counts
 from anbar.tier.part_counts import PART_BREAKER_STATE, PART_BREAKER_STATE_HELP, PART_KEYS, PART_KEYS_HELP
 from anbar.tier.tally import COUNTERS, GAUGES, Series
@@ -204,6 +205,12 @@ def emulator() -> str:
         "| kind | what happens to a request |",
         "|---|---|",
         *(f"| `{kind.value}` | {meaning_of(kind)} |" for kind in faults.FaultKind),
+        "",
+        "## Trouble with the store: `kind` of `/emulator/store`",
+        "",
+        "| kind | what happens to calls on it |",
+        "|---|---|",
+        *(f"| `{kind.value}` | {meaning_of(kind)} |" for kind in StoreFaultKind),
         "",
         "## Which requests: `scope`",
         "",

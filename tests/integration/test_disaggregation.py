@@ -11,7 +11,8 @@ import pytest
 from anbar.apps.emulator.nixl import Nixl
 from anbar.core.cost import TierCost
 from anbar.sim.engine.shape import HostShape
-from anbar.sim.engine.shared import SharedCost, SharedTier
+from anbar.sim.engine.shared import SharedTier
+from anbar.sim.engine.store import SharedCost
 from tests.integration.harness import Answer, call
 from tests.integration.stack import COMPLETIONS, Setup, Stack, completion, running_stack, text_prompt
 

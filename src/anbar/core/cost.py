@@ -4,6 +4,7 @@
 enough detail to imitate it. The text form of the latter is `anbar.core.cost_file`.
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -65,6 +66,16 @@ class TierCost:
     def seconds(self, num_bytes: int) -> float:
         """Seconds to load `num_bytes`; 0.0 for nothing."""
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCost:
+    """Seconds of single calls on a store. The default is one that takes no time."""
+
+    lookup_s: float = 0.0
+    """Per call of up to 256 keys."""
+    load: TierCost = field(default_factory=lambda: TierCost(0.0, math.inf))
+    store: TierCost = field(default_factory=lambda: TierCost(0.0, math.inf))
 
 
 class LoadCost(msgspec.Struct, frozen=True):

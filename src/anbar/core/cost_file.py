@@ -6,15 +6,17 @@ file, key, value and what is allowed: a misspelt coefficient would be a silently
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from anbar.core.cost import CopyCost, EngineCost, TokenCurve
+from anbar.core.cost import CopyCost, EngineCost, StoreCost, TierCost, TokenCurve
 from anbar.core.errors import ConfigError
 
 FORMAT = "anbar-cost-1"
 """Changes when an older reader would misunderstand a newer file."""
+STORE_KINDS = ("files", "valkey", "s3")
+"""Kinds of stores that are made of no others."""
 _MOST_WHOLE = 2**53
 """Whole numbers beyond it are no counts of anything, and JSON's readers do not agree on them."""
 
@@ -71,6 +73,9 @@ class CostFile:
     engine: EngineType
     measured: Measured
     cost: EngineCost
+    stores: Mapping[str, StoreCost] = field(default_factory=dict)
+    """By kind of store (`cache.store.kind`): what one call takes, as far as it was measured. Written by hand:
+    `anbar calibrate` does not see stores."""
 
 
 def render(content: CostFile) -> str:
@@ -79,6 +84,8 @@ def render(content: CostFile) -> str:
     cost["tokens"] = cost["tokens"]["points"]
     measured = asdict(content.measured)
     data = {"format": FORMAT, "engine": asdict(content.engine), "measured": measured, "cost": cost}
+    if content.stores:
+        data["stores"] = {kind: asdict(store) for kind, store in content.stores.items()}
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -99,7 +106,10 @@ def _parse(text: str, origin: str) -> CostFile:
     if top.text("format") != FORMAT:
         raise top.wrong("format", f"allowed: {FORMAT!r}")
     content = CostFile(
-        _engine(top.table("engine")), _measured(top.table("measured")), _cost(top.table("cost"))
+        _engine(top.table("engine")),
+        _measured(top.table("measured")),
+        _cost(top.table("cost")),
+        _stores(top.table("stores")) if top.has("stores") else {},
     )
     top.end()
     return content
@@ -146,6 +156,27 @@ def _cost(table: "_Table") -> EngineCost:
         front_s=table.number("front_s"),
         front_s_per_token=table.number("front_s_per_token"),
     )
+    table.end()
+    return cost
+
+
+def _stores(table: "_Table") -> dict[str, StoreCost]:
+    stores = {}
+    for kind in STORE_KINDS:
+        if table.has(kind):
+            one = table.table(kind)
+            stores[kind] = StoreCost(
+                one.number("lookup_s"), _tier(one.table("load")), _tier(one.table("store"))
+            )
+            one.end()
+    table.end(STORE_KINDS)
+    return stores
+
+
+def _tier(table: "_Table") -> TierCost:
+    cost = TierCost(table.number("latency_s"), table.number("bytes_per_s"))
+    if not cost.bytes_per_s:
+        raise table.wrong("bytes_per_s", "allowed: numbers above 0")
     table.end()
     return cost
 
@@ -197,6 +228,9 @@ class _Table:
         self._data: Mapping[str, Any] = data
         self._taken: set[str] = set()
 
+    def has(self, key: str) -> bool:
+        return key in self._data
+
     def take(self, key: str) -> Any:
         if key not in self._data:
             raise ConfigError(f"{self._origin}: {self._name(key)} is missing")
@@ -239,10 +273,11 @@ class _Table:
             raise self.wrong(key, f"allowed: numbers from 0{limit}")
         return number
 
-    def end(self) -> None:
+    def end(self, known: Iterable[str] = ()) -> None:
+        """All that is known was taken; `known`: what might have been there, too."""
         unknown = sorted(set(self._data) - self._taken)
         if unknown:
-            allowed = ", ".join(sorted(self._taken))
+            allowed = ", ".join(sorted({*self._taken, *known}))
             raise ConfigError(f"{self._origin}: {self._name(unknown[0])} is not known; allowed: {allowed}")
 
     def wrong(self, key: str, allowed: str) -> ConfigError:

@@ -23,7 +23,7 @@ from enum import Enum
 from anbar.core.cost import PrefillCost, PrefillWork, TierCost
 from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.step_times import StepTimes
-from anbar.tier.tally import Series, Tally
+from anbar.tier.tally import LOAD_BANDWIDTH, LOAD_LATENCY, PREFILL, PREFILL2, Series, Tally
 from anbar.tier.transfers import Finished
 
 EXPLORE_EVERY = 50
@@ -74,6 +74,18 @@ def load_s(run: Run, cost: TierCost, chunk_bytes: int, queued_bytes: int = 0) ->
 def pays(run: Run, prefill: PrefillCost, cost: TierCost, chunk_bytes: int, queued_bytes: int = 0) -> bool:
     """Whether loading takes no longer than computing."""
     return load_s(run, cost, chunk_bytes, queued_bytes) <= compute_s(run, prefill)
+
+
+def cost_gauges(admission: "Admission") -> dict[str, float]:
+    """What is known of loading and of computing, by the metric's name."""
+    gauges: dict[str, float] = {}
+    if admission.speed.is_known:
+        cost = admission.speed.cost
+        gauges |= {LOAD_LATENCY: cost.latency_s, LOAD_BANDWIDTH: cost.bytes_per_s}
+    prefill = admission.steps.cost
+    if prefill is not None:
+        gauges |= {PREFILL: prefill.a_s_per_token, PREFILL2: prefill.b_s_per_token2}
+    return gauges
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from anbar.adapters.vllm.connector import SharingConnector
 from anbar.sim.engine.shape import Offload
 from tests.engine.dry.tier import CLOCK, ClockedTier
 from tests.engine.recording import model
@@ -136,6 +137,8 @@ def _transfer_params(ask: Ask) -> dict[str, object]:
     params: dict[str, object] = {"anbar": {"v": 1, "scope": wish.scope, "store": wish.storing.value}}
     if wish.wait_s is not None:
         params["anbar"] |= {"wait_ms": round(1000 * wish.wait_s)}  # type: ignore[operator]
+    if wish.prefill is not None:
+        params["anbar"] |= {"prefill_s_per_token": wish.prefill.a_s_per_token}  # type: ignore[operator]
     limits = {"max_load_tokens": ask.max_load_tokens, "max_offload_tokens": ask.max_offload_tokens}
     params |= {name: limit for name, limit in limits.items() if limit is not None}
     return params if ask.loads_shared else params | {"kv_load_tiers": [{"medium": "CPU"}]}
@@ -177,7 +180,8 @@ def _transfer(workload: Workload, name: str) -> KVTransferConfig | None:
         }
         extra["secondary_tiers"] = [tier | options]
     return KVTransferConfig(
-        kv_connector="OffloadingConnector",
+        kv_connector=SharingConnector.__name__,
+        kv_connector_module_path=SharingConnector.__module__,
         kv_role="kv_both",
         engine_id=name,
         kv_connector_extra_config=extra,

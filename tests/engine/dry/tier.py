@@ -9,7 +9,8 @@ from typing import Any
 
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.store_calls import AnyCall, Result, Timeouts
-from anbar.sim.engine.shared import SetClock, SharedCost
+from anbar.sim.engine.shared import SetClock
+from anbar.sim.engine.store import SharedCost
 from anbar.testing.memory_store import MemoryStore
 from anbar.tier.lookups import Question
 from anbar.tier.store import Outcome, Scope
@@ -29,7 +30,7 @@ class ClockedCalls:
         self._chunk_bytes = chunk_bytes
         self._store: OrderedDict[tuple[Scope, bytes], None] = OrderedDict()
         self._free_s: dict[str, list[float]] = {}
-        self._calls: list[tuple[float, int, AnyCall]] = []
+        self._calls: list[tuple[float, int, AnyCall, float]] = []
         self._num_calls = 0
 
     def submit(self, call: AnyCall) -> None:
@@ -42,7 +43,7 @@ class ClockedCalls:
         ends_s = max(CLOCK.now_s(), threads[0]) + seconds
         self._free_s[lane] = [ends_s, *threads[1:]]
         self._num_calls += 1
-        self._calls.append((ends_s, self._num_calls, call))
+        self._calls.append((ends_s, self._num_calls, call, seconds))
 
     def collect(self) -> Iterator[Result]:
         return self._end(CLOCK.now_s())
@@ -56,10 +57,10 @@ class ClockedCalls:
     def _end(self, now_s: float) -> Iterator[Result]:
         due = sorted(call for call in self._calls if call[0] <= now_s)
         self._calls = [call for call in self._calls if call[0] > now_s]
-        for _, _, call in due:
+        for _, _, call, seconds in due:
             evicted: list[bytes] = []
             outcomes = [self._operate(call, key, evicted) for key in call.keys]
-            yield Result(call, outcomes, evicted=evicted)
+            yield Result(call, outcomes, seconds, evicted)
 
     def _operate(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
         entry = (call.scope, key)

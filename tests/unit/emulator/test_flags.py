@@ -265,10 +265,10 @@ def test_wrong_values(model_dir: Path, argv: list[str], named: str) -> None:
 
 
 def test_a_shared_directory_must_be_usable(tmp_path: Path, model_dir: Path) -> None:
-    """It is made, tried and left empty; a file in its place, or a place that cannot be written, is named."""
+    """It is made, tried and left without an entry; a file in its place, or no leave to write, is named."""
     argv = ("--kv-transfer-config", json.dumps(TRANSFER), "--shared-dir")
     planned(model_dir, *argv, str(tmp_path / "new" / "store"))
-    assert not list((tmp_path / "new" / "store").iterdir())
+    assert [path.is_dir() for path in (tmp_path / "new" / "store").rglob("*")] == [True]
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "file", Path("/proc")):
         with pytest.raises(StoreError, match=f"--shared-dir {wrong} cannot be used"):

@@ -13,7 +13,8 @@ from anbar.apps.emulator.flags import parse
 from anbar.apps.emulator.launch import plan
 from anbar.core.cost import CopyCost, EngineCost
 from anbar.sim.engine.shape import EngineShape, HostShape
-from anbar.sim.engine.shared import SharedCost, SharedTier
+from anbar.sim.engine.shared import SharedTier
+from anbar.sim.engine.store import SharedCost
 
 from .client import call
 

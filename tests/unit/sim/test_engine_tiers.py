@@ -13,7 +13,8 @@ from anbar.sim.engine.events import EngineEvent, Stored, TierRemoved, TierStored
 from anbar.sim.engine.pace import ZERO
 from anbar.sim.engine.request import EngineRequest, Status
 from anbar.sim.engine.shape import HostShape, Offload
-from anbar.sim.engine.shared import SharedCost, SharedTier
+from anbar.sim.engine.shared import SharedTier
+from anbar.sim.engine.store import SharedCost
 from anbar.tier.wish import Storing, Wish
 from tests.unit.sim.driving import FRESH, ask, pieces, run, shape, step
 from tests.unit.sim.workload import COST

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from anbar.core.cost import CopyCost, EngineCost, TierCost, TokenCurve
+from anbar.core.cost import CopyCost, EngineCost, PrefillCost, TierCost, TokenCurve
 from anbar.core.events import Tier
 from anbar.core.ids import RequestId
 from anbar.sim.engine.engine import Engine, Tiers
@@ -13,8 +13,9 @@ from anbar.sim.engine.events import Cleared, EngineEvent, Removed, Stored, TierR
 from anbar.sim.engine.pace import StepCost
 from anbar.sim.engine.request import BlockKey, EngineRequest
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
-from anbar.sim.engine.shared import SharedCost, SharedTier
+from anbar.sim.engine.shared import SharedTier
 from anbar.sim.engine.step import Output
+from anbar.sim.engine.store import SharedCost
 from anbar.tier.wish import DEFAULT, Storing, Wish
 
 BLOCK = 4
@@ -118,6 +119,7 @@ def random_ask(rng: random.Random, max_tokens: int) -> Ask:
             scope=rng.choice(("", "", "", "red")),
             storing=rng.choice((Storing.AUTO, Storing.AUTO, Storing.AUTO, Storing.NEVER)),
             wait_s=rng.choice((None, None, None, 0.0, 5.0)),
+            prefill=rng.choice((None, PrefillCost(0.01), PrefillCost(0.3))),
         ),
     )
 

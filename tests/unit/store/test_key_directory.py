@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anbar.adapters.store.key_directory import KeyDirectory
-from anbar.sim.engine.shared import Chunks, ChunkTable, SharedTier
+from anbar.sim.engine.chunks import Chunks, ChunkTable
+from anbar.sim.engine.shared import Sent, SharedTier
 from anbar.tier.breaker import Ticket
 from anbar.tier.lookups import Question
 from anbar.tier.store import Outcome
@@ -65,13 +66,15 @@ def test_engines_of_two_processes(tmp_path: Path) -> None:
         (other, Call(2, Direction.LOAD, "s", (key(1),), (0,))),
     ):
         results: list[Any] = []
-        tier.submit(call, 0.0, 0.0, Ticket(0), results)
+        asking, seconds = tier.begin(call, 1, {})
+        tier.submit(Sent(call, asking, seconds, Ticket(0), results), 0.0)
         tier.advance(0.0)
         outcomes += [result.outcomes for result in results]
     assert outcomes == [[Outcome.HIT], [Outcome.HIT, Outcome.MISS], [Outcome.HIT]]
     shutil.rmtree(tmp_path / "store")
     results = []
-    other.submit(Question("s", (key(1),)), 0.0, 0.0, Ticket(0), results)
+    asking, seconds = other.begin(Question("s", (key(1),)), 1, {})
+    other.submit(Sent(Question("s", (key(1),)), asking, seconds, Ticket(0), results), 0.0)
     other.advance(0.0)
     assert results[0].outcomes == [Outcome.ERROR]
 

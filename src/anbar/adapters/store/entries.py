@@ -117,7 +117,7 @@ class Entries:
         return Outcome.CORRUPT
 
     def write(self, value: Value) -> Outcome:
-        """Store a value unless it is there; HIT, FULL, OVER_QUOTA or ERROR; TIMEOUT: the call was over before."""
+        """Store a value unless it is there; HIT, FULL, OVER_QUOTA or ERROR; TIMEOUT: the call is over."""
         path = self._layout.entry(value.key, value.scope)
         size = HEADER_BYTES + value.row.num_bytes
         temp = f"{os.path.dirname(path)}/.{self._token()}{TEMP_SUFFIX}"

@@ -29,6 +29,19 @@ class KeyDirectory:
     def __len__(self) -> int:
         return sum(1 for _ in self._names())
 
+    def has(self, scope: str, key: bytes) -> bool:
+        """Whether a key is there."""
+        try:
+            os.stat(self._path(scope, key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def drop(self, scope: str, key: bytes) -> None:
+        """A key is there no longer."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(scope, key))
+
     def use(self, scope: str, key: bytes) -> bool:
         """Whether a key is there; if so, it becomes the most recently used."""
         now_ns = time.time_ns()  # the kernel's own idea of now is some milliseconds coarse

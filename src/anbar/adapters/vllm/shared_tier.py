@@ -33,7 +33,7 @@ from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import Clock
 from anbar.core.cost import PrefillCost
 from anbar.tier import scope_counts, wish
-from anbar.tier.admission import Admission, Run
+from anbar.tier.admission import Admission, Run, cost_gauges
 from anbar.tier.breaker import Breaker, BreakerState
 from anbar.tier.eviction import NOMINAL, chain_saves_s
 from anbar.tier.found import GROUP_BYTES
@@ -61,10 +61,6 @@ from anbar.tier.tally import (
     DEFECTS,
     EVICTED,
     GAUGES,
-    LOAD_BANDWIDTH,
-    LOAD_LATENCY,
-    PREFILL,
-    PREFILL2,
     REUSE_FILTER,
     USED_BYTES,
     WRITABLE,
@@ -126,18 +122,9 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         """Values of metrics that were reported last."""
         self._part_counts = PartCounts()
         self._events: list[OffloadingEvent] = []
-        num_rows, row_bytes = len(primary_kv_view), self.block_size_bytes
-        self._transfers = Transfers(
-            clock,
-            self._breaker,
-            self._tally,
-            TransferConfig(
-                row_bytes=row_bytes,
-                max_store_rows=max(1, num_rows // 2),
-                max_load_rows=max(1, num_rows // 2),
-                rows_per_call=max(1, CALL_BYTES // row_bytes),
-            ),
-        )
+        row_bytes = self.block_size_bytes
+        moves = _moves(len(primary_kv_view), row_bytes)
+        self._transfers = Transfers(clock, self._breaker, self._tally, moves)
         self.steps = StepTimes(clock)
         """To be told of each step of the engine."""
         self._admission = Admission(
@@ -269,14 +256,8 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def _add_costs(self, stats: OffloadingConnectorStats) -> None:
         """What is known of loading and of computing."""
-        if self._admission.speed.is_known:
-            cost = self._admission.speed.cost
-            self._gauge(stats, LOAD_LATENCY, cost.latency_s)
-            self._gauge(stats, LOAD_BANDWIDTH, cost.bytes_per_s)
-        prefill = self.steps.cost
-        if prefill is not None:
-            self._gauge(stats, PREFILL, prefill.a_s_per_token)
-            self._gauge(stats, PREFILL2, prefill.b_s_per_token2)
+        for name, value in cost_gauges(self._admission).items():
+            self._gauge(stats, name, value)
 
     def _add_store(self, stats: OffloadingConnectorStats, store: StoreStats) -> None:
         """What the store said of itself."""
@@ -424,3 +405,14 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         PART_KEYS: OffloadingCounterMetadata(PART_KEYS_HELP, ("store", "part", "operation", "result")),
         PART_BREAKER_STATE: OffloadingGaugeMetadata(PART_BREAKER_STATE_HELP, ("store", "part")),
     }
+
+
+def _moves(num_rows: int, row_bytes: int) -> TransferConfig:
+    """Stores and loads each may hold half of the rows at once."""
+    most = max(1, num_rows // 2)
+    return TransferConfig(
+        row_bytes=row_bytes,
+        max_store_rows=most,
+        max_load_rows=most,
+        rows_per_call=max(1, CALL_BYTES // row_bytes),
+    )

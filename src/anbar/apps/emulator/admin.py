@@ -14,6 +14,7 @@ from anbar.apps.emulator.records import Ending
 from anbar.apps.emulator.spoiled_events import EventFaults
 from anbar.apps.emulator.state import EngineState
 from anbar.apps.emulator.typed_fields import Settings, WrongField, convert, describe
+from anbar.sim.engine.store import EVERY_PART, StoreFault, StoreFaultKind, StorePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,19 @@ class Death:
 
     def __post_init__(self) -> None:
         hold(self, for_s=(-DAY_S, DAY_S))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTrouble:
+    """How the store fails for this process' engines from their next call on it, or the part of it whose id is
+    `part`. `delay_s`: of `slow`, in the model's time. Null: it does no more."""
+
+    kind: StoreFaultKind | None = None
+    part: str = EVERY_PART
+    delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        hold(self, delay_s=(0, DAY_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,7 @@ class Admin:
         return {
             "/emulator/fault": _call(Fault, self._arm),
             "/emulator/events": _call(EventFaults, self._spoil_events),
+            "/emulator/store": _call(StoreTrouble, self._trouble_store),
             "/emulator/pace": _call(Pace, self._set_pace),
             "/emulator/answer": _call(FixedAnswer, self._fix_answer),
             "/emulator/health": _call(Health, self._set_health),
@@ -85,6 +100,7 @@ class Admin:
                 "Arm a fault for the next `count` requests of its `scope` (0: all, until /emulator/clear).",
             ),
             "/emulator/events": (EventFaults, "What to do to the next batches of KV events."),
+            "/emulator/store": (StoreTrouble, StoreTrouble.__doc__),
             "/emulator/pace": (Pace, Pace.__doc__),
             "/emulator/answer": (FixedAnswer, FixedAnswer.__doc__),
             "/emulator/health": (Health, Health.__doc__),
@@ -113,6 +129,20 @@ class Admin:
             setattr(faults, field.name, getattr(wanted, field.name))
         return asdict(faults)
 
+    def _trouble_store(self, trouble: StoreTrouble) -> Json:
+        shared = self._state.settings.shared
+        if shared is None:
+            raise invalid("this engine has no shared store", "body.kind")
+        known = sorted(part.id for part in shared.store.parts() if isinstance(part, StorePart))
+        if trouble.part not in (EVERY_PART, *known):
+            allowed = ", ".join(known) or "none, the store is made of no others"
+            raise invalid(f"part is {trouble.part!r}; allowed: {allowed}", "body.part")
+        if trouble.kind is None:
+            shared.faults.pop(trouble.part, None)
+        else:
+            shared.faults[trouble.part] = StoreFault(trouble.kind, trouble.delay_s)
+        return {part: fault.kind.value for part, fault in sorted(shared.faults.items())}
+
     def _set_pace(self, pace: Pace) -> Json:
         self._state.pace.cost = steady(**asdict(pace))
         return asdict(pace)
@@ -127,6 +157,8 @@ class Admin:
 
     def _clear(self, _: Nothing) -> Json:
         self._state.faults.clear()
+        if self._state.settings.shared is not None:
+            self._state.settings.shared.faults.clear()
         self._state.records.clear()
         return {"cleared": True}
 

@@ -5,8 +5,7 @@ TFLOP/s and never faster than 16 GB of weights at 2.5 TB/s, attention at the sam
 the host at 50 GB/s.
 """
 
-from anbar.core.cost import CopyCost, EngineCost, TierCost, TokenCurve
-from anbar.sim.engine.shared import SharedCost
+from anbar.core.cost import CopyCost, EngineCost, TokenCurve
 
 KV_BYTES_PER_TOKEN = 131_072
 """32 layers, 8 KV heads of 128 numbers, keys and values, 2 bytes each."""
@@ -21,9 +20,3 @@ H100_8B = EngineCost(
     front_s=0.003,
     front_s_per_token=1e-6,
 )
-
-STORE = SharedCost(lookup_s=0.0005, load=TierCost(0.001, 2e9), store=TierCost(0.001, 2e9))
-"""A shared store over a network: half a millisecond to ask, 2 GB/s per thread."""
-
-FREE_STORE = SharedCost()
-"""A shared store that takes no time."""

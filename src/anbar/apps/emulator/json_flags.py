@@ -1,27 +1,25 @@
 """The flags whose values are JSON as the emulator's parts: `--kv-events-config`, `--kv-transfer-config`."""
 
-import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
-from anbar.adapters.store.key_directory import KeyDirectory
 from anbar.adapters.vllm.kv_publish import Framing, PublisherConfig
 from anbar.apps.emulator.bounds import MANY, hold
-from anbar.apps.emulator.default_cost import FREE_STORE, STORE
-from anbar.apps.emulator.flags import NO_COST, Flags
+from anbar.apps.emulator.flags import Flags
+from anbar.apps.emulator.stores import StorePlan, modelled
 from anbar.apps.emulator.typed_fields import WrongField, convert
-from anbar.core.errors import ConfigError, StoreError
+from anbar.config.models import Loading
+from anbar.core.cost import StoreCost
+from anbar.core.errors import ConfigError
 from anbar.sim.engine.shape import EngineShape, HostShape, Offload
 from anbar.sim.engine.shared import SharedTier
 
 _PLAIN_SPEC = "CPUOffloadingSpec"
 """vLLM's own, and its default: host RAM and nothing behind it."""
-_STORE_BYTES = 1 << 40
-"""Room of a shared store that has no `capacity_bytes`."""
+ANBARS_TIER = "AnbarSharedTier"
+"""`type` of the plugin's tier."""
 
 Container = TypeVar("Container", dict[str, Any], list[Any])
 
@@ -68,9 +66,11 @@ def events(given: Mapping[str, Any] | None, framing: Framing, *, int_hashes: boo
     )
 
 
-def tiers(flags: Flags, shape: EngineShape) -> tuple[HostShape | None, SharedTier | None, str]:
-    """Host tier, shared store and what events call it. ConfigError, or StoreError when `--shared-dir` cannot
-    be used."""
+def tiers(
+    flags: Flags, shape: EngineShape, stores: Mapping[str, StoreCost]
+) -> tuple[HostShape | None, SharedTier | None, str]:
+    """Host tier, shared store and what events call it; `stores`: what they cost, by kind. ConfigError, or
+    StoreError when `--shared-dir` cannot be used."""
     extra = _part(flags.kv_transfer_config or {}, "kv_connector_extra_config", {})
     host_bytes = _whole(extra, "cpu_bytes_to_use", 0)
     further = _part(extra, "secondary_tiers", [])
@@ -88,13 +88,22 @@ def tiers(flags: Flags, shape: EngineShape) -> tuple[HostShape | None, SharedTie
     host = HostShape(max(1, host_bytes // chunk_bytes), chunk_blocks, offload)
     if not further:
         return host, None, ""
-    store = _part(_part({"secondary_tiers[0]": further[0]}, "secondary_tiers[0]", {}), "store", {})
-    cost = FREE_STORE if flags.cost == NO_COST else STORE
-    owner = f"anbar:{store.get('id', 'emulated')}"
-    capacity_bytes = _whole(store, "capacity_bytes", 0)
-    num_chunks = max(1, (capacity_bytes or _STORE_BYTES) // chunk_bytes)
-    chunks = num_chunks if flags.shared_dir is None else _chunks_in(flags.shared_dir, num_chunks)
-    return host, SharedTier(chunks, cost, capacity_bytes or None), owner
+    tier = _part({"secondary_tiers[0]": further[0]}, "secondary_tiers[0]", {})
+    plan = StorePlan(stores, chunk_bytes, flags.shared_dir, _loading(tier) is Loading.AUTO)
+    shared, name = modelled(_store(tier), plan)
+    return host, shared, f"anbar:{name}"
+
+
+def _store(tier: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of Anbar's tier; others have other settings, and are taken for a directory."""
+    return _part(tier, "store", {}) if tier.get("type") == ANBARS_TIER else {}
+
+
+def _loading(tier: Mapping[str, Any]) -> Loading:
+    value = tier.get("load", "auto") if tier.get("type") == ANBARS_TIER else "always"
+    if not isinstance(value, str) or value not in tuple(Loading):
+        raise ConfigError(f"--kv-transfer-config: load is {value!r}, allowed: {', '.join(Loading)}")
+    return Loading(value)
 
 
 def tier_names(flags: Flags) -> dict[str, Any]:
@@ -106,20 +115,6 @@ def tier_names(flags: Flags) -> dict[str, Any]:
         return {"tiering": tiering}
     kind = _part({"secondary_tiers[0]": further[0]}, "secondary_tiers[0]", {}).get("type", "")
     return {"tiering": True, "tier_type": str(kind)}
-
-
-def _chunks_in(directory: Path, num_chunks: int) -> KeyDirectory:
-    """What engines of several processes share. StoreError when files cannot be put there."""
-    probe = directory / f".probe-{os.getpid()}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-    except OSError as error:
-        raise StoreError(f"--shared-dir {directory} cannot be used: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    return KeyDirectory(directory, num_chunks)
 
 
 def _part(values: Mapping[str, Any], name: str, default: Container) -> Container:

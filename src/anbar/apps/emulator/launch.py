@@ -22,7 +22,8 @@ from anbar.apps.emulator.flags import (
     Flags,
 )
 from anbar.apps.emulator.settings import EngineSettings
-from anbar.core.cost import EngineCost
+from anbar.apps.emulator.store_costs import STORES
+from anbar.core.cost import EngineCost, StoreCost
 from anbar.core.cost_file import EngineType
 from anbar.core.errors import ConfigError
 from anbar.plan import kv_size
@@ -39,9 +40,9 @@ def plan(flags: Flags, model_dir: Path, environ: Mapping[str, str]) -> list[Engi
     none."""
     _check_ports(flags.port, flags.count)
     config = _model_config(model_dir)
-    cost, measured = _cost(flags.cost)
+    cost, measured, stores = _cost(flags.cost)
     shape = _shape(flags, config, measured)
-    host, shared, owner = json_flags.tiers(flags, shape)
+    host, shared, owner = json_flags.tiers(flags, shape, stores)
     int_hashes = environment.INT_HASHES.is_on(environ)
     settings = EngineSettings(
         model_dir=model_dir,
@@ -89,12 +90,12 @@ def _model_config(model_dir: Path) -> Mapping[str, Any]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
-def _cost(name: str | None) -> tuple[EngineCost, EngineType | None]:
-    """The costs, and which engine they were measured on."""
+def _cost(name: str | None) -> tuple[EngineCost, EngineType | None, Mapping[str, StoreCost]]:
+    """The costs, which engine they were measured on, and those of stores by kind."""
     if name is None:
-        return H100_8B, None
+        return H100_8B, None, STORES
     if name == NO_COST:
-        return EngineCost(), None
+        return EngineCost(), None, {}
     try:
         content = read_cost_file(Path(name))
     except ConfigError as error:
@@ -102,7 +103,7 @@ def _cost(name: str | None) -> tuple[EngineCost, EngineType | None]:
     if not content.cost.tokens.points:
         text = f"--cost {name}: cost.tokens is [], allowed: at least two pairs"
         raise ConfigError(f"{text} (steps that take no time: --cost {NO_COST})")
-    return content.cost, content.engine
+    return content.cost, content.engine, {**STORES, **content.stores}
 
 
 def _shape(flags: Flags, config: Mapping[str, Any], measured: EngineType | None) -> EngineShape:

@@ -148,8 +148,7 @@ def tiering() -> list[Family]:
 
 
 def shared_tier() -> list[Family]:
-    """Of Anbar's tier. A store that is made of others is not modelled, nor are scopes: their metrics have no
-    samples."""
+    """Of Anbar's tier. Scopes are not modelled: their metrics have no samples."""
     return [
         *(Family(series.value, Kind.COUNTER, series.help, (*_STORE, series.label)) for series in Series),
         *(Family(name, Kind.COUNTER, text, _STORE) for name, text in COUNTERS.items()),

@@ -11,9 +11,20 @@ from anbar.sim.engine.connector import Connector
 from anbar.sim.engine.shared import SharedLink
 from anbar.sim.engine.step import Step
 from anbar.sim.engine.tier_work import Answers, Move, TierWork
-from anbar.tier.tally import Series
+from anbar.tier.admission import cost_gauges
+from anbar.tier.part_counts import PART_BREAKER_STATE, PART_KEYS, PartCounts
+from anbar.tier.tally import LOAD_BANDWIDTH, Series
 from anbar.tier.transfers import Direction
 
+_TIMES = frozenset(
+    {
+        Series.SECONDS,
+        Series.COMPUTE_SECONDS,
+        Series.LOAD_SECONDS,
+        Series.SECONDS_SAVED,
+        Series.SECONDS_FORGONE,
+    }
+)
 _HOST = "0:primary"
 _LOAD, _STORE = "CPU_to_GPU", "GPU_to_CPU"
 
@@ -41,6 +52,7 @@ class TierStats:
             for direction in (_LOAD, _STORE):
                 self._families[name].begin(direction)
         self._is_tiering = settings.tiering
+        self._part_counts = PartCounts()
 
     def show(self, page: Page, tiers: Connector) -> None:
         """All families, measured or not. What the store holds is looked up now: counting takes too long for
@@ -124,14 +136,24 @@ class TierStats:
     def _counted(self, link: SharedLink) -> None:
         family, store = self._families, self._store
         for (series, label), amount in link.tally.take().items():
-            divisor = self._speed if series is Series.SECONDS else 1
+            divisor = self._speed if series in _TIMES else 1
             family[series.value].add(amount / divisor, store, label)
         family["anbar_tier_defects"].add(0, store)
         family["anbar_tier_breaker_opened"].add(link.breaker.take_num_opened(), store)
         family["anbar_tier_breaker_state"].set(link.breaker.state().value, store)
-        family["anbar_tier_store_writable"].set(1, store)
+        family["anbar_tier_store_writable"].set(link.is_writable, store)
+        if num_evicted := link.take_num_evicted():
+            family["anbar_tier_evicted"].add(num_evicted, store)
+        family["anbar_tier_reuse_filter"].set(link.gate.is_engaged, store)
+        for name, value in cost_gauges(link.admission).items():
+            family[name].set(value / (self._speed if name != LOAD_BANDWIDTH else 1 / self._speed), store)
         if link.capacity_bytes is not None:
             family["anbar_tier_capacity_bytes"].set(link.capacity_bytes, store)
+        parts = link.part_stats()
+        for part in parts:
+            family[PART_BREAKER_STATE].set(part.breaker, store, part.id)
+        for count in self._part_counts.take(parts):
+            family[PART_KEYS].add(count.num_keys, store, count.part, count.operation, count.result)
 
     def _passed(self, seconds: Sequence[float]) -> list[float]:
         return [value / self._speed for value in seconds]

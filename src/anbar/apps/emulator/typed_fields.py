@@ -50,11 +50,16 @@ def describe(kind: type) -> dict[str, object]:
     """The fields and their defaults; of words those that are allowed."""
     shown: dict[str, object] = {}
     for field in fields(kind):
-        if isinstance(field.type, type) and issubclass(field.type, Enum):
-            shown[field.name] = [member.value for member in field.type]
+        words = next((kind for kind in get_args(field.type) or (field.type,) if _is_enum(kind)), None)
+        if words is not None:
+            shown[field.name] = [member.value for member in words]
         else:
             shown[field.name] = "required" if field.default is MISSING else field.default
     return shown
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
 
 
 def _allowed(kind: Any) -> str:

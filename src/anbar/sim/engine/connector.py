@@ -10,6 +10,7 @@ given away in it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from anbar.core.cost import PrefillWork
 from anbar.core.ids import RequestId
 from anbar.sim.engine.counters import Counters
 from anbar.sim.engine.events import EngineEvent
@@ -50,6 +51,8 @@ class Copy:
     keys: list[BlockKey]
     """Of the chunks, in the prompt's order."""
     num_tokens: int
+    ends: list[int] = field(default_factory=list)
+    """The tokens of the prompt at which they end; only of stores."""
 
     @property
     def request(self) -> EngineRequest:
@@ -69,8 +72,10 @@ class Connector:
         self._chunk_tokens = host.chunk_blocks * shape.block_size
         self._prompt_only = host.offload is Offload.PROMPT
         self.host = HostTier(host.num_chunks)
-        chunk_bytes = self._chunk_tokens * shape.kv_bytes_per_token
-        self.link = SharedLink(shared, self.host, chunk_bytes) if shared is not None else None
+        self.link: SharedLink | None = None
+        if shared is not None:
+            chunk_bytes = self._chunk_tokens * shape.kv_bytes_per_token
+            self.link = SharedLink(shared, self.host, chunk_bytes, self._chunk_tokens)
         self._counters = counters
         self._offloads: dict[RequestId, _Offload] = {}
         self._behind: set[_Offload] = set()
@@ -174,7 +179,8 @@ class Connector:
     def plan(self, step: Step, ended: Sequence[EngineRequest]) -> None:
         """The step is planned, and `ended` have ended since the last one: say what it copies."""
         if self.link is not None:
-            self.link.end_plan()
+            self.link.end_plan(step.preempted)
+            self.link.steps.scheduled(*_work(step))
         self.copying, self.stores = self.stores, []
         num_running = len(step.pieces) - step.num_admitted
         size = self._chunk_tokens
@@ -199,10 +205,12 @@ class Connector:
         """The step is over: the requests whose loads are over too."""
         stores, self.copying = self.copying, []
         loads, self.loads = self.loads, []
+        if self.link is not None:
+            self.link.steps.ended()
         for copy in stores:
             self.host.written(copy.keys)
             if self.link is not None:
-                self.link.store(copy.request, copy.keys)
+                self.link.store(copy.request, copy.keys, copy.ends)
             self._end(copy)
         for copy in loads:
             self.host.unpin(copy.keys)
@@ -298,7 +306,8 @@ class Connector:
             return None
         if self.link is not None:
             self.link.poll()
-        new = self.host.reserve(self._keys(request, start, end), offload.used)
+        keys = self._keys(request, start, end)
+        new = self.host.reserve(keys, offload.used)
         if new is None:
             self._work.num_refused += 1
             self._behind.add(offload)
@@ -307,7 +316,9 @@ class Connector:
         offload.num_chunks_seen = end
         if not new:
             return None
-        return self._start(Copy(offload, new, len(new) * self._chunk_tokens), self.stores)
+        size, missing = self._chunk_tokens, set(new)
+        ends = [(start + i + 1) * size for i, key in enumerate(keys) if key in missing]
+        return self._start(Copy(offload, new, len(new) * size, ends), self.stores)
 
     def _offer_last(self, offload: _Offload) -> Copy | None:
         """Store what an ended request has left."""
@@ -382,3 +393,17 @@ class Connector:
         step.tier_work = work
         self._counters.num_loaded += step.num_loaded_tokens
         self._counters.num_stored += step.num_stored_tokens
+
+
+def _work(step: Step) -> tuple[PrefillWork, int]:
+    """What a step computes of prompts, and how many answers run beside, as the plugin tells its tier. One
+    token is an answer's."""
+    num_tokens = num_pairs = num_answers = 0
+    for piece in step.pieces:
+        new, before = piece.num_new, piece.num_before
+        if new == 1:
+            num_answers += 1
+        else:
+            num_tokens += new
+            num_pairs += new * (new + 2 * before)
+    return PrefillWork(num_tokens, num_pairs), num_answers

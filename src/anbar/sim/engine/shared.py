@@ -1,44 +1,48 @@
 """The shared tier: a store that several engines share, and each engine's link to it.
 
-What to ask, send and refuse is decided by the classes that decide it in the plugin (`tier.lookups`,
-`tier.transfers`); when vLLM's tiering manager (0.32, `v1/kv_offload/tiering/manager.py`) asks them, and what
-it does with the answers, is modelled here. Calls on the store take time: what is stored can be found when
-the call that stores it ends, and an answer is seen by the first step that starts after it.
+What to ask, load, store and refuse is decided by the classes that decide it in the plugin (`tier.lookups`,
+`tier.admission`, `tier.store_gate`, `tier.transfers`); when vLLM's tiering manager (0.32,
+`v1/kv_offload/tiering/manager.py`) asks them, and what it does with the answers, is modelled here. Calls on
+the store take time: what is stored can be found when the call that stores it ends, and an answer is seen by
+the first step that starts after it.
 """
 
 import heapq
 import math
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from anbar.core.cost import TierCost
-from anbar.core.errors import ConfigError
 from anbar.core.events import Tier
+from anbar.sim.engine.chunks import Chunks, ChunkTable
 from anbar.sim.engine.events import EngineEvent, TierRemoved, TierStored
 from anbar.sim.engine.host import Found, HostTier
+from anbar.sim.engine.names import Names
 from anbar.sim.engine.request import BlockKey, EngineRequest
+from anbar.sim.engine.store import (
+    EVERY_PART,
+    Asking,
+    Node,
+    Operation,
+    PartState,
+    SharedCost,
+    StoreFault,
+    StoreFaultKind,
+    StorePart,
+    StoreParts,
+)
 from anbar.sim.engine.tier_work import Asked, Move, TierWork
+from anbar.tier.admission import Admission, Run
 from anbar.tier.breaker import Breaker, Ticket, judge
+from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
-from anbar.tier.store import Outcome, Scope
+from anbar.tier.pressure import Pressure
+from anbar.tier.reuse import ReuseSketch
+from anbar.tier.step_times import StepTimes
+from anbar.tier.store import Outcome, PartStats
+from anbar.tier.store_gate import StoreGate
 from anbar.tier.tally import Series, Tally
 from anbar.tier.transfers import CALL_BYTES, Call, Direction, Finished, Job, TransferConfig, Transfers
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCost:
-    """Seconds of calls on a store. Each engine has `threads` for each of lookups, loads and stores."""
-
-    lookup_s: float = 0.0
-    """Per call of up to 256 keys."""
-    load: TierCost = field(default_factory=lambda: TierCost(0.0, math.inf))
-    store: TierCost = field(default_factory=lambda: TierCost(0.0, math.inf))
-    threads: int = 2
-    timeout_s: float = 0.5
-    """How long a lookup may delay a request that does not say."""
-
+from anbar.tier.wish import Storing
 
 AnyCall = Question | Call
 
@@ -54,109 +58,81 @@ class _Result:
     seconds: float
 
 
-_Due = tuple[float, int, AnyCall, Ticket, float, list[_Result]]
-"""When a call ends, its number, the seconds that it takes, and where its result goes."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A call under way."""
 
-
-class Chunks(Protocol):
-    """Which chunks a store holds, by scope and key; the longest unused go when it is full.
-
-    Calls may raise OSError where the store is more than a table of this process: such a call failed.
-    """
-
-    def use(self, scope: Scope, key: bytes) -> bool:
-        """Whether a chunk is there; if so, it becomes the most recently used."""
-        ...
-
-    def add(self, scope: Scope, key: bytes) -> Sequence[bytes]:
-        """Put a chunk there; the keys of those that had to go for it."""
-        ...
-
-    def __len__(self) -> int:
-        """How many there are."""
-        ...
-
-
-class ChunkTable:
-    """Chunks in this process."""
-
-    def __init__(self, num_chunks: int) -> None:
-        """Raises ConfigError when nothing fits."""
-        if num_chunks < 1:
-            raise ConfigError(f"num_chunks is {num_chunks}: the shared tier must hold at least one chunk")
-        self._num_chunks = num_chunks
-        self._chunks: OrderedDict[tuple[Scope, bytes], None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def use(self, scope: Scope, key: bytes) -> bool:
-        entry = (scope, key)
-        if entry not in self._chunks:
-            return False
-        self._chunks.move_to_end(entry)
-        return True
-
-    def add(self, scope: Scope, key: bytes) -> Sequence[bytes]:
-        if self.use(scope, key):
-            return ()
-        self._chunks[scope, key] = None
-        if len(self._chunks) <= self._num_chunks:
-            return ()
-        (_, gone), _ = self._chunks.popitem(last=False)
-        return (gone,)
+    call: AnyCall
+    asking: Asking
+    seconds: float
+    ticket: Ticket
+    results: list[_Result]
+    """Where what came of it goes."""
 
 
 class SharedTier:
-    """The store of the engines of a process, or of more than one: that is up to `chunks`."""
+    """The store of the engines of a process, or of more than one: that is up to its chunks."""
 
     def __init__(
-        self, chunks: Chunks | int, cost: SharedCost | None = None, capacity_bytes: int | None = None
+        self,
+        store: Node | Chunks | int,
+        cost: SharedCost | None = None,
+        capacity_bytes: int | None = None,
+        *,
+        weighs_loads: bool = True,
     ) -> None:
-        """`chunks` a number: so many chunks in this process. `capacity_bytes` is what the store was told it
-        may hold. Raises ConfigError when nothing fits."""
+        """`store` a number: so many chunks in this process. `cost`: of a store that is made of others, what
+        holds for the whole: threads and deadlines. `capacity_bytes` is what the store was told it may hold.
+        `weighs_loads`: engines load only what is sooner loaded than computed; else what they find. Raises
+        ConfigError when nothing fits."""
         self.cost = cost or SharedCost()
         self.capacity_bytes = capacity_bytes
-        self.chunks = ChunkTable(chunks) if isinstance(chunks, int) else chunks
-        self._due: list[_Due] = []
+        self.weighs_loads = weighs_loads
+        self.names = Names()
+        self.faults: dict[str, StoreFault] = {}
+        """By the part's id; `EVERY_PART`: the whole store. May be changed at any time."""
+        if isinstance(store, StorePart | StoreParts):
+            self.store: Node = store
+        else:
+            chunks = ChunkTable(store) if isinstance(store, int) else store
+            self.store = StorePart("", chunks, self.cost)
+        self._due: list[tuple[float, int, Sent]] = []
         self._number = 0
 
-    def submit(
-        self, call: AnyCall, ends_s: float, seconds: float, ticket: Ticket, results: list[_Result]
-    ) -> None:
-        """A call of `seconds` that takes effect at `ends_s`; what came of it is added to `results` then."""
+    def begin(self, call: AnyCall, chunk_bytes: int, states: Mapping[str, PartState]) -> tuple[Asking, float]:
+        """A call begins: what it is, and how long it will take."""
+        operation = Operation.LOOKUP if isinstance(call, Question) else Operation(call.direction.value)
+        asking = Asking(operation, call.scope, chunk_bytes, dict(self.faults), states)
+        return asking, self.store.begin(asking, call.keys, self.cost.deadline(operation))
+
+    def submit(self, sent: Sent, ends_s: float) -> None:
+        """What began takes effect at `ends_s`, and is answered then."""
         self._number += 1
-        heapq.heappush(self._due, (ends_s, self._number, call, ticket, seconds, results))
+        heapq.heappush(self._due, (ends_s, self._number, sent))
 
     def advance(self, now_s: float) -> None:
         """Let the calls take effect that have ended by now."""
         while self._due and self._due[0][0] <= now_s:
-            self._end(heapq.heappop(self._due))
+            self._end(heapq.heappop(self._due)[-1])
 
     def finish(self, results: list[_Result], now_s: float) -> None:
         """Like `advance`; and let all calls whose results go there take effect, too, in their order."""
         self.advance(now_s)
-        theirs = [due for due in self._due if due[-1] is not results]
-        ours = [due for due in self._due if due[-1] is results]
+        theirs = [due for due in self._due if due[-1].results is not results]
+        ours = [due for due in self._due if due[-1].results is results]
         heapq.heapify(theirs)
         self._due = theirs
-        for due in sorted(ours):
-            self._end(due)
+        for _, _, sent in sorted(ours, key=lambda due: due[:2]):
+            self._end(sent)
 
-    def _end(self, due: _Due) -> None:
-        _, _, call, ticket, seconds, results = due
-        evicted: list[bytes] = []
-        outcomes = [self._perform(call, key, evicted) for key in call.keys]
-        results.append(_Result(call, outcomes, evicted, ticket, seconds))
-
-    def _perform(self, call: AnyCall, key: bytes, evicted: list[bytes]) -> Outcome:
-        try:
-            if isinstance(call, Question) or call.direction is Direction.LOAD:
-                return Outcome.HIT if self.chunks.use(call.scope, key) else Outcome.MISS
-            evicted += self.chunks.add(call.scope, key)
-        except OSError:
-            return Outcome.ERROR
-        return Outcome.HIT
+    def _end(self, sent: Sent) -> None:
+        asking, call = sent.asking, sent.call
+        asking.takes_effect = True
+        reply = self.store.ask(asking, call.keys, self.cost.deadline(asking.operation))
+        gone = asking.evicted
+        if self.store.parts():  # gone when no part has it
+            gone = [key for key in gone if not self.store.has(call.scope, key)]
+        sent.results.append(_Result(call, reply.outcomes, gone, sent.ticket, sent.seconds))
 
 
 class SetClock:
@@ -177,17 +153,25 @@ class _Open:
     keys: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A chunk to fetch, and the token of the prompt at which it ends."""
+
+    key: bytes
+    end_token: int
+
+
 class SharedLink:
     """One engine's side: fetches chunks into its host tier, and sends those that came into it."""
 
-    def __init__(self, tier: SharedTier, host: HostTier, chunk_bytes: int) -> None:
+    def __init__(self, tier: SharedTier, host: HostTier, chunk_bytes: int, chunk_tokens: int) -> None:
         self._tier = tier
         self._host = host
         self._chunk_bytes = max(1, chunk_bytes)
+        self._chunk_tokens = chunk_tokens
         self._now = SetClock()
         self.breaker, self.tally = Breaker(self._now), Tally()
         self._moves: list[Move] = []
-        self._lookups = Lookups(self._now, self.breaker, self.tally, timeout_s=tier.cost.timeout_s)
         self._transfers = Transfers(
             self._now,
             self.breaker,
@@ -199,6 +183,25 @@ class SharedLink:
                 rows_per_call=max(1, CALL_BYTES // self._chunk_bytes),
             ),
         )
+        self.steps = StepTimes(self._now)
+        """To be told of each step of the engine."""
+        self.admission = Admission(
+            LoadSpeed(self._now),
+            self.steps,
+            self.tally,
+            lambda: self._transfers.pinned(Direction.LOAD),
+            self._chunk_bytes,
+        )
+        self._lookups = Lookups(
+            self._now,
+            self.breaker,
+            self.tally,
+            timeout_s=tier.cost.timeout_s,
+            admission=self.admission if tier.weighs_loads else None,
+        )
+        self.gate = StoreGate(Pressure(self._now), ReuseSketch(), self.tally)
+        self._parts = {part.id: PartState(Breaker(self._now)) for part in tier.store.parts()}
+        self._num_evicted = 0
         self._results: list[_Result] = []
         self._lanes: dict[Direction | None, list[float]] = {
             lane: [0.0] * tier.cost.threads for lane in (None, *Direction)
@@ -206,7 +209,7 @@ class SharedLink:
         """When each thread is free, by what it does; None: lookups."""
         self._ends_s: list[float] = []
         """Of calls whose results have not been seen, a heap."""
-        self._wanted: dict[str, tuple[EngineRequest, list[bytes]]] = {}
+        self._wanted: dict[str, tuple[EngineRequest, list[_Wanted]]] = {}
         """Chunks to fetch, by request, when the step's lookups are over."""
         self._jobs: dict[int, _Open] = {}
         self._num_jobs = 0
@@ -262,8 +265,8 @@ class SharedLink:
         """Where a chunk is that the host tier does not have, the last one of the first `end_token` tokens; if
         the store has it, it is fetched. What was found is noted in `work`; `asked` None: not of this request
         any more."""
-        name = cast(bytes, key)  # any hashable: the policies only compare keys
-        answer = self._lookups.answer(request.id, name, end_token)
+        name = self._tier.names.name(key)
+        answer = self._lookups.answer(request.id, name, end_token, self._chunk_tokens)
         if answer is Answer.RETRY:
             if asked is not None:
                 asked.setdefault(key, self._now.value_s)
@@ -275,15 +278,20 @@ class SharedLink:
         if self._host.reserve([key], used) is None:
             work.num_unplaced += 1
             return Found.MISS
-        self._wanted.setdefault(request.id, (request, []))[1].append(name)
+        self._wanted.setdefault(request.id, (request, []))[1].append(_Wanted(name, end_token))
         return Found.COMING
 
-    def store(self, request: EngineRequest, keys: Sequence[BlockKey]) -> None:
-        """Chunks of a request are complete in the host tier: send them on."""
+    def store(self, request: EngineRequest, keys: Sequence[BlockKey], ends: Sequence[int]) -> None:
+        """Chunks of a request, which end at these tokens, are complete in the host tier: send them on."""
         self._host.pin(keys)
-        job = self._job(request, Direction.STORE, cast(Sequence[bytes], keys))
-        for call in self._transfers.store(job, wanted=request.wish.may_store):
+        job = self._job(request, Direction.STORE, [self._tier.names.name(key) for key in keys])
+        wish = request.wish
+        kept: Sequence[int] = ()
+        if wish.may_store:
+            kept = self.gate.admit(wish.scope, job.keys, ends, always=wish.storing is Storing.ALWAYS)
+        for call in self._transfers.store(job, wanted=wish.may_store, kept=kept):
             self._submit(call)
+        self.gate.pressure.queued(self._transfers.store_share)
 
     def poll(self) -> None:
         """Apply what has ended by now; once in a step."""
@@ -301,16 +309,16 @@ class SharedLink:
         for finished in self._transfers.take_finished():
             self._report(finished)
 
-    def end_plan(self) -> None:
+    def end_plan(self, preempted: Sequence[EngineRequest]) -> None:
         """All lookups of this step have been made: fetch what they found, and ask what they did not know."""
         self.poll()
         self._has_polled = False
         wanted, self._wanted = self._wanted, {}
-        for request, keys in wanted.values():
-            job = self._job(request, Direction.LOAD, keys)
-            self._lookups.loading(request.id, keys)
-            for call in self._transfers.load(job):
-                self._submit(call)
+        for request, chunks in wanted.values():
+            self._fetch(request, chunks)
+        self.admission.step_ended()
+        for request in preempted:
+            self._lookups.reconsider(request.id)
         for question in self._lookups.take_questions():
             self._submit(question)
 
@@ -344,19 +352,34 @@ class SharedLink:
     @property
     def used_bytes(self) -> int:
         """What the store holds. May raise OSError, as `Chunks` may."""
-        return len(self._tier.chunks) * self._chunk_bytes
+        return self._tier.store.num_chunks * self._chunk_bytes
 
     @property
     def capacity_bytes(self) -> int | None:
         """What the store may hold, if it was told."""
         return self._tier.capacity_bytes
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the store takes anything."""
+        fault = self._tier.faults.get(EVERY_PART)
+        return fault is None or fault.kind is not StoreFaultKind.FULL
+
+    def take_num_evicted(self) -> int:
+        """Chunks that went for want of room since the last call, as far as this engine was told."""
+        num, self._num_evicted = self._num_evicted, 0
+        return num
+
+    def part_stats(self) -> list[PartStats]:
+        """Of the stores that the store is made of."""
+        return [state.stats(part) for part, state in self._parts.items()]
+
     def check_integrity(self) -> None:
         """AssertionError unless the host tier has all chunks that are on their way."""
         assert len(self._jobs) >= self._transfers.num_running
         for job in self._jobs.values():
             wanted = Found.HIT if job.direction is Direction.STORE else Found.COMING
-            assert all(self._host.lookup(key) is wanted for key in job.keys), (
+            assert all(self._host.lookup(self._key(name)) is wanted for name in job.keys), (
                 "a chunk that is moved is not there"
             )
 
@@ -366,22 +389,27 @@ class SharedLink:
         rows = tuple(range(len(keys)))
         return Job(self._num_jobs, request.id, request.wish.scope, tuple(keys), rows)
 
+    def _fetch(self, request: EngineRequest, chunks: Sequence[_Wanted]) -> None:
+        ends = [chunk.end_token for chunk in chunks]
+        job = self._job(request, Direction.LOAD, [chunk.key for chunk in chunks])
+        self._lookups.loading(request.id, job.keys)
+        run = Run(min(ends) - self._chunk_tokens, max(ends), len(ends))
+        decision = self._lookups.decision(request.id)
+        self.admission.started(job.id, decision, run, request.wish.prefill)
+        for call in self._transfers.load(job):
+            self._submit(call)
+
     def _submit(self, call: AnyCall) -> None:
-        cost, now_s = self._tier.cost, self._now.value_s
         ticket = self.breaker.admit()
         if ticket is None:
             self._results.append(_Result(call, None, [], None, 0.0))
             return
-        if isinstance(call, Question):
-            lane, seconds = self._lanes[None], cost.lookup_s
-        else:
-            lane = self._lanes[call.direction]
-            tier_cost = cost.load if call.direction is Direction.LOAD else cost.store
-            seconds = tier_cost.seconds(len(call.keys) * self._chunk_bytes)
-        ends_s = max(now_s, heapq.heappop(lane)) + seconds
+        asking, seconds = self._tier.begin(call, self._chunk_bytes, self._parts)
+        lane = self._lanes[None if isinstance(call, Question) else call.direction]
+        ends_s = max(self._now.value_s, heapq.heappop(lane)) + seconds
         heapq.heappush(lane, ends_s)
         heapq.heappush(self._ends_s, ends_s)
-        self._tier.submit(call, ends_s, seconds, ticket, self._results)
+        self._tier.submit(Sent(call, asking, seconds, ticket, self._results), ends_s)
 
     def _settle(self, result: _Result) -> None:
         if result.ticket is not None and result.outcomes is not None:
@@ -391,7 +419,12 @@ class SharedLink:
         if isinstance(result.call, Question):
             self._lookups.settle(result.call, result.outcomes)
         else:
+            if result.call.direction is Direction.LOAD:
+                self.admission.called(result.call.job, result.seconds)
             self._transfers.settle(result.call, result.outcomes)
+        if result.outcomes and Outcome.FULL in result.outcomes:
+            self.gate.pressure.full()
+        self._num_evicted += len(result.evicted)
         self._announce(result.evicted, present=False)
         for change in self._transfers.take_changes():
             self._announce(change.keys, present=change.present)
@@ -401,15 +434,20 @@ class SharedLink:
         num_moved = len(job.keys if finished.ok else finished.good)
         self._moves.append(Move(job.direction, finished.ok, num_moved, finished.seconds))
         if job.direction is Direction.LOAD:
+            self.admission.ended(finished)
             self._lookups.give_up(finished.request, finished.failed)
-            self._host.written(finished.good)
-            self._host.not_written(finished.failed)
+            self._host.written(map(self._key, finished.good))
+            self._host.not_written(map(self._key, finished.failed))
         else:
             self._lookups.stored(finished.request, finished.good)
-            self._host.unpin(job.keys)
+            self._host.unpin(map(self._key, job.keys))
 
-    def _announce(self, keys: Collection[bytes], *, present: bool) -> None:
+    def _announce(self, names: Collection[bytes], *, present: bool) -> None:
+        keys = [self._key(name) for name in names]
         if not present and keys:
             self._events.append(TierRemoved(tuple(keys), Tier.SHARED))
         elif present:
             self._events += [TierStored((key,), Tier.SHARED) for key in keys]
+
+    def _key(self, name: bytes) -> BlockKey:
+        return self._tier.names.key(name)

@@ -20,6 +20,7 @@ COMMANDS = {
     "calibrate": "anbar.cli.calibrate:calibrate",
     "doctor": "anbar.cli.doctor:doctor",
     "model": "anbar.cli.model:model",
+    "advise": "anbar.cli.advise:app",
     "config": "anbar.cli.config:app",
     "cache": "anbar.cli.cache:app",
 }

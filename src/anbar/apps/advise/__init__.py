@@ -1,0 +1,1 @@
+"""The advisor: what it reads, and in which forms it answers."""

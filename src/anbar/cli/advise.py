@@ -1,0 +1,195 @@
+"""`anbar advise`: small calculators about KV that leaves the GPU."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from anbar.apps.advise.model import read_model
+from anbar.apps.advise.text import as_text
+from anbar.apps.calibrate.files import read_cost_file
+from anbar.core.cost import PrefillCost
+from anbar.plan.answer import Answer
+from anbar.plan.break_even import Tenant, Throughput
+from anbar.plan.calculators import (
+    break_even_of,
+    kv_size_of,
+    node_loss_of,
+    offload_of,
+    tenant_of,
+    tier_read_of,
+)
+from anbar.plan.deployment import Deployment
+from anbar.plan.media import MEDIA, medium_named
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+ModelOption = Annotated[str, typer.Option("--model", help="A name in the catalogue, or a config.json.")]
+GpuOption = Annotated[str, typer.Option("--gpu", help="Of each engine: H100, A100-80GB, L4, …")]
+NumOption = Annotated[int, typer.Option("--tp", min=1, max=64, help="GPUs of one engine (tensor parallel).")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="Of the weights: bfloat16, fp8, int4, …")]
+KvOption = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", help="Of KV. Default: bfloat16; weights in FP8 do not make KV FP8."),
+]
+CostOption = Annotated[
+    Path | None, typer.Option("--cost", help="What `anbar calibrate` measured, instead of estimates.")
+]
+MediumOption = Annotated[str, typer.Option("--from", help=f"Where KV is kept: {', '.join(MEDIA)}.")]
+ChunkOption = Annotated[int, typer.Option("--chunk", min=1, help="Tokens that are stored together.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="With the arithmetic of each figure.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@app.callback()
+def advise() -> None:
+    """What a cache below the GPU would do: arithmetic with every number shown."""
+
+
+@app.command("kv-size")
+def kv_size(
+    model: ModelOption,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Of a prompt.")] = 8192,
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """How large the KV of a prompt is, and how many tokens the GPUs hold."""
+    _show(kv_size_of(_deployment(model, gpu, tp, dtype, kv_dtype), tokens), explain, as_json)
+
+
+@app.command("break-even")
+def break_even(
+    model: ModelOption,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    medium: MediumOption = "host-pcie5",
+    chunk: ChunkOption = 256,
+    cost: CostOption = None,
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """From which length, and below which bandwidth, loading loses to computing."""
+    deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
+    _show(break_even_of(deployment, medium_named(medium), chunk), explain, as_json)
+
+
+@app.command("tier-read")
+def tier_read(
+    model: ModelOption,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    medium: MediumOption = "ceph-hdd",
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="To read.")] = 4096,
+    cost: CostOption = None,
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Reading a prefix from a store against computing it again."""
+    deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
+    _show(tier_read_of(deployment, medium_named(medium), tokens), explain, as_json)
+
+
+@app.command("tenant")
+def tenant(
+    model: ModelOption,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    medium: MediumOption = "host-pcie5",
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Of the prefix.")] = 6000,
+    queries: Annotated[
+        float, typer.Option("--queries-per-hour", min=0.001, help="Of one tenant with this prefix.")
+    ] = 200.0,
+    sharing: Annotated[
+        int, typer.Option("--sharing", min=1, help="Tenants of one sharing group, with the same prefix.")
+    ] = 1,
+    kept: Annotated[
+        float, typer.Option("--kept-s", min=0.0, help="How long the GPU keeps what nobody uses.")
+    ] = 18.0,
+    cost: CostOption = None,
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What keeping one tenant's prompt prefix below the GPU saves."""
+    asked = Tenant(tokens, queries * sharing / 3600.0)
+    deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
+    _show(tenant_of(deployment, medium_named(medium), asked, kept), explain, as_json)
+
+
+@app.command("ha")
+def ha(
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Of the store.")] = 3,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="Copies of each chunk.")] = 1,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Of a prefix in the store.")] = 8192,
+    chunk: ChunkOption = 256,
+    hits: Annotated[
+        float, typer.Option("--hits", min=0.0, max=1.0, help="Share of prompt tokens that the store serves.")
+    ] = 0.5,
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What losing one node of a store costs, by copies."""
+    _show(node_loss_of(nodes, replicas, max(1, tokens // chunk), hits), explain, as_json)
+
+
+@app.command("async")
+def asynchronous(
+    model: ModelOption,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    rate: Annotated[
+        float, typer.Option("--prompt-tokens-per-s", min=1.0, help="Of one engine, computed and stored.")
+    ] = 10_000.0,
+    chunk: ChunkOption = 256,
+    overhead: Annotated[
+        float, typer.Option("--overhead", min=0.0, max=1.0, help="Throughput that storing takes.")
+    ] = 0.025,
+    prefill_share: Annotated[
+        float, typer.Option("--prefill-share", min=0.01, max=1.0, help="Of the GPU's time.")
+    ] = 0.3,
+    medium: MediumOption = "host-pcie5",
+    cost: CostOption = None,
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Where the cost of storing in the background hides, and the hits that pay for it."""
+    deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
+    load_s = medium_named(medium).cost.seconds(_TYPICAL * deployment.kv_bytes_per_token)
+    ratio = load_s / deployment.prefill.cost.seconds(_TYPICAL)
+    _show(offload_of(deployment, Throughput(overhead, prefill_share, ratio), rate, chunk), explain, as_json)
+
+
+_TYPICAL = 8192
+"""Tokens at which loading is compared with computing."""
+
+
+def _deployment(
+    model: str, gpu: str, tp: int, dtype: str, kv_dtype: str | None, cost: Path | None = None
+) -> Deployment:
+    name, config = read_model(model)
+    measured = None
+    if cost is not None:
+        engine = read_cost_file(cost).cost
+        measured = PrefillCost(engine.tokens.s_per_token, engine.prefill_s_per_token2)
+    return Deployment(name, config, gpu, tp, dtype, kv_dtype or "bfloat16", measured)
+
+
+def _show(answer: Answer, explain: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        return
+    width = shutil.get_terminal_size((110, 24)).columns
+    typer.echo(as_text(answer, max(60, width), with_arithmetic=explain), nl=False)

@@ -1,0 +1,69 @@
+"""What is asked about: a model on GPUs, and what its KV and its prefill cost there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anbar.core.cost import PrefillCost
+from anbar.plan.catalogue import Gpu, gpu_named
+from anbar.plan.kv_size import kv_bytes_per_token
+from anbar.plan.prefill import FORMATS, Prefill, prefill_of
+from anbar.plan.weights import weights
+
+USABLE_SHARE = 0.9
+"""Of a GPU's memory: vLLM's default for --gpu-memory-utilization (0.9 up to 0.18; since then 0.92)."""
+ACTIVATION_BYTES = 2 * 10**9
+"""What a step's tensors and CUDA graphs take of each GPU, roughly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One engine. `name` is the model's in the catalogue, "" of one that is given by its config.json."""
+
+    name: str
+    config: Mapping[str, Any]
+    gpu_name: str
+    num_gpus: int = 1
+    """Tensor parallel size."""
+    weight_format: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    measured: PrefillCost | None = None
+    """From a cost file; None: estimated."""
+
+    @property
+    def gpu(self) -> Gpu:
+        return gpu_named(self.gpu_name)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Over all layers and GPUs."""
+        return kv_bytes_per_token(self.config, self.kv_dtype)
+
+    @property
+    def prefill(self) -> Prefill:
+        """Seconds by tokens, and where they come from."""
+        if self.measured is not None:
+            return Prefill(self.measured, "the cost file")
+        return prefill_of(self.name or self.config, self.gpu_name, self.num_gpus, self.weight_format)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all GPUs."""
+        return round(weights(self.config).total * FORMATS[self.weight_format])
+
+    @property
+    def kv_pool_bytes(self) -> int:
+        """What is left for KV on all GPUs, an estimate; vLLM logs the true number of tokens when it starts.
+        Negative: the weights do not fit."""
+        each = USABLE_SHARE * self.gpu.memory_bytes - ACTIVATION_BYTES
+        return round(self.num_gpus * each - self.weight_bytes)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What of it was not said by anybody."""
+        prefill = self.prefill
+        sure = "" if prefill.is_sure else " (within a factor of two or so)"
+        return (
+            f"prefill times: {prefill.source}{sure}",
+            f"weights in {self.weight_format}, KV in {self.kv_dtype}",
+        )

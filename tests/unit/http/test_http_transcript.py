@@ -31,6 +31,25 @@ def test_text_however_it_is_cut(texts: list[str], data: st.DataObject) -> None:
         assert transcript.text() == ("".join(texts[:whole]) if whole else None)
 
 
+@given(st.lists(st.text(), min_size=1, max_size=5), st.integers(100, 40_000), st.booleans())
+def test_text_of_a_long_stream_that_is_asked_for_at_its_end(
+    texts: list[str], num_bytes: int, in_between: bool
+) -> None:
+    """Some 30 KB and more, in reads of one size, before or behind an event that is known to be text alone."""
+    texts = texts * 40
+    stream = b"".join(map(chat, texts))
+    transcript, told = Transcript(), list(texts)
+    for number in range(2):
+        for at in range(0, len(stream), num_bytes):
+            transcript.add(stream[at : at + num_bytes])
+        if in_between and number == 0:
+            transcript.add_text(msgspec.json.encode("between"))
+            told.append("between")
+        told += texts if number == 0 else []
+    assert transcript.text() == "".join(told)
+    assert transcript.first == chat(texts[0]).removesuffix(b"\n\n")
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -39,6 +58,7 @@ def test_text_however_it_is_cut(texts: list[str], data: st.DataObject) -> None:
         chat("x", delta={"tool_calls": [{"index": 0}]}),
         b'data: {"error":{"message":"x"}}\n\n',
         chat("x" * MAX_TEXT_BYTES),
+        b"data: " + b"x" * MAX_TEXT_BYTES,
     ],
 )
 def test_streams_that_cannot_be_gone_on_with(event: bytes) -> None:
@@ -46,6 +66,9 @@ def test_streams_that_cannot_be_gone_on_with(event: bytes) -> None:
     transcript = Transcript()
     transcript.add(chat("a") + event)
     transcript.add(chat("b"))
+    assert transcript.text() is None
+    transcript.add(chat("c"))
+    transcript.add_text(b'"d"')
     assert transcript.text() is None
 
 

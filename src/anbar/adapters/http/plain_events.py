@@ -44,11 +44,11 @@ class PlainEvents:
 
     def learn(self, data: bytes) -> None:
         """The stream has gone on with `data`, of which nothing is known."""
-        if self._num_looks >= MAX_LOOKS:
+        if self._num_looks >= MAX_LOOKS or data.find(_END) != len(data) - len(_END):
             return
         self._num_looks += 1
         texts = list(_TEXT.finditer(data))
-        if len(texts) != 1 or data.find(_END) != len(data) - len(_END) or _NOT_PLAIN.search(data):
+        if len(texts) != 1 or _NOT_PLAIN.search(data):
             return
         start, end = texts[0].span(1)
         if not data.startswith(b"data: {") or data[end : end + 1] not in (b",", b"}"):

@@ -10,6 +10,9 @@ import msgspec
 MAX_TEXT_BYTES = 1024**2
 """Longer texts are not kept, and not gone on with."""
 
+MAX_UNREAD_BYTES = 16 * 1024
+"""Bytes of a stream that are put aside before they are looked at: some 80 events."""
+
 _END = b"\n\n"
 _DATA = b"data: "
 _DONE = b"data: [DONE]\n\n"
@@ -24,51 +27,68 @@ _encode = msgspec.json.encode
 
 
 class Transcript:
-    """Takes in the bytes of a stream as the client gets them."""
+    """Takes in the bytes of a stream as the client gets them. They are looked at when somebody wants the
+    text, which is hardly ever, or when too many were put aside."""
 
-    __slots__ = ("_is_lost", "_num_bytes", "_open", "_parts", "first")
+    __slots__ = ("_is_lost", "_num_bytes", "_num_unread", "_parts", "_unread", "first")
 
     def __init__(self) -> None:
-        self._open = b""
-        """The beginning of an event."""
+        self._unread: list[bytes] = []
+        """What was not looked at yet; it may end in the middle of an event."""
+        self._num_unread = 0
         self._parts: list[bytes] = []
         self._num_bytes = 0
         self._is_lost = False
         self.first: bytes = b""
-        """The first event: it names the answer."""
+        """The first event: it names the answer. Good once `text` was asked for."""
 
     def add(self, data: bytes) -> None:
         """The next bytes."""
         if self._is_lost:
             return
-        data = self._open + data if self._open else data
-        end = data.rfind(_END) + len(_END)
-        if end < len(_END):
-            self._open = data
-            return
-        self._open, data = data[end:], data[:end]
-        if not self.first:
-            self.first = data[: data.find(_END)]
-        texts = _TEXT.findall(data)
-        self._parts += texts
-        self._num_bytes += sum(map(len, texts))
-        if self._num_bytes > MAX_TEXT_BYTES or _BEYOND_TEXT.search(data):
-            self._is_lost = True
-            self._parts.clear()
+        self._unread.append(data)
+        self._num_unread += len(data)
+        if self._num_unread > MAX_UNREAD_BYTES:
+            self._read()
 
     def add_text(self, text: bytes) -> None:
         """The next event is whole, and nothing but text: this one, a JSON string."""
+        if self._unread:
+            self._read()
         if self._is_lost:
             return
         self._parts.append(text)
         self._num_bytes += len(text)
         if self._num_bytes > MAX_TEXT_BYTES:
-            self._is_lost = True
-            self._parts.clear()
+            self._lose()
+
+    def _read(self) -> None:
+        """Look at what was put aside, as far as its events have ended."""
+        data = b"".join(self._unread)
+        end = data.rfind(_END) + len(_END)
+        if end < len(_END):
+            end = 0
+        rest, data = data[end:], data[:end]
+        self._unread = [rest] if rest else []
+        self._num_unread = len(rest)
+        if not self.first:
+            self.first = data[: data.find(_END)]
+        texts = _TEXT.findall(data)
+        self._parts += texts
+        self._num_bytes += sum(map(len, texts))
+        if self._num_bytes + len(rest) > MAX_TEXT_BYTES or _BEYOND_TEXT.search(data):
+            self._lose()
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._parts.clear()
+        self._unread.clear()
 
     def text(self) -> str | None:
         """What the client has read; None when the stream cannot be gone on with."""
-        if self._is_lost or self._open or not self.first.startswith(_DATA):
+        if self._unread:
+            self._read()
+        if self._is_lost or self._unread or not self.first.startswith(_DATA):
             return None
         try:
             return "".join([_decode(part) for part in self._parts])

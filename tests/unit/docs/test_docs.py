@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from anbar.adapters.telemetry.request_log import LINES
+from anbar.apps.router.reload import LIVE, RESTART
 from anbar.config.load import load
 
 REPO = Path(__file__).resolve().parents[3]
@@ -53,6 +54,14 @@ def test_the_reference_is_current() -> None:
     """The generated pages are what the code says today."""
     command = [sys.executable, str(REPO / "scripts/gen_reference.py"), "--check"]
     assert subprocess.run(command, check=False, timeout=180).returncode == 0
+
+
+def test_what_a_reload_applies_is_told() -> None:
+    """The guide names every key that is live, and every one that needs a restart, each where it belongs."""
+    page = (REPO / "docs/guides/change-configuration.md").read_text()
+    live, _, restart = page.partition("**All other keys need a restart**")
+    for keys, text in ((LIVE, live), (RESTART, restart)):
+        assert [key for key in keys if f"`{key.removeprefix('router.')}`" not in text] == []
 
 
 def test_every_line_of_the_log_is_described() -> None:

@@ -79,5 +79,5 @@ class TenantWatch:
         """The files cannot be read any more, or can again: said once. Salts stay what they were."""
         if trouble != self._trouble:
             self._trouble = trouble
-            kind = "tenant_keys_failing" if trouble else "tenant_keys_work"
-            self._log(kind, {"error": trouble} if trouble else {})
+            fields = {"error": trouble} if trouble else {}
+            self._log("tenant_keys_failing" if trouble else "tenant_keys_work", fields)

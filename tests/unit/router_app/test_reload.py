@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ from test_router import METRICS, Pages, get
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until, within
 
+from anbar.adapters.http.limits import UpstreamLimits
 from anbar.adapters.http.message import Request
+from anbar.adapters.http.openai import ClientKv
 from anbar.apps.file_watch import FileWatch
 from anbar.apps.router import reload
 from anbar.apps.router.app import Router
@@ -31,6 +34,7 @@ from anbar.core.fleet import EngineState
 from anbar.route.admission import AdmissionConfig
 from anbar.route.breaker import BreakerConfig
 from anbar.route.drift import DriftLimits
+from anbar.route.policies import Session
 from anbar.route.retry_budget import RetryConfig
 
 BODY = b'{"model":"m","prompt":"x","max_tokens":1}'
@@ -362,7 +366,8 @@ def test_every_key_is_live_or_needs_a_restart() -> None:
 
 
 async def test_figures_of_running_parts(site: Site) -> None:
-    """Retries, breakers, queues, what is kept: what the router goes by is the file's, without a restart."""
+    """Retries, breakers, queues, limits, what is kept: the router goes by what is in the file, at once.
+    Every live key is here, or has a test of its own."""
     async with scripted(Pages().script) as engine:
         site.write({"a": engine.port})
         async with site.running() as router:
@@ -380,11 +385,26 @@ async def test_figures_of_running_parts(site: Site) -> None:
                 "prefix": {"max_age_s": 33.0},
                 "continue_streams": False,
                 "load_check_interval_s": 3600.0,
+                "health_interval_s": 0.04,
+                "drain_timeout_s": 2.0 * PATIENCE_S,
+                "total_timeout_s": 5.0 * PATIENCE_S,
+                "connect_timeout_s": 3.0 * PATIENCE_S,
+                "first_byte_timeout_s": 4.0 * PATIENCE_S,
+                "idle_timeout_s": 2.5 * PATIENCE_S,
+                "max_body_bytes": 12345,
+                "client_kv_fields": "allow",
+                "policy": "session",
+                "session": {"header": "x-chat", "bound": 2.5},
+                "models": {"gpt": "m"},
             }
+            apart = {"router.split", "router.self_check"}
+            live = {key for key in reload.LIVE - apart if key.startswith("router.")}
+            assert live == {f"router.{name}" for name in figures}
             kept = router.flow.parts.budget, router.flow.parts.idempotency, router.fleet["a"].breaker
             site.write({"a": engine.port}, **figures)
             told = await site.told(1)
-            assert (told["needs_restart"], len(told["applied"])) == ([], len(figures))
+            applied = {re.split(r"[.[]", key)[1] for key in told["applied"]}
+            assert (told["needs_restart"], applied) == ([], set(figures))
             parts, breaker = router.flow.parts, router.fleet["a"].breaker
             assert (parts.budget, parts.idempotency, breaker) == kept
             assert parts.budget.config == RetryConfig(0.4, 3)
@@ -392,5 +412,17 @@ async def test_figures_of_running_parts(site: Site) -> None:
             assert parts.idempotency.config == IdempotencyConfig(8.0, 4096)
             assert parts.admission == AdmissionConfig(9, 1.5)
             assert (parts.continues, router.flow._forwarder._continues) == (False, False)
-            assert router._loads.interval_s == 3600.0
+            assert (router._loads.interval_s, router._monitor.interval_s) == (3600.0, 0.04)
+            assert router._config.router.drain_timeout_s == 2.0 * PATIENCE_S
+            assert parts.total_timeout_s == 5.0 * PATIENCE_S
+            assert router.fleet["a"].pool.limits == UpstreamLimits(
+                connect_timeout_s=3.0 * PATIENCE_S,
+                first_byte_timeout_s=4.0 * PATIENCE_S,
+                idle_timeout_s=2.5 * PATIENCE_S,
+            )
+            limits = router._server.limits
+            assert (limits.max_body_bytes, limits.body_timeout_s) == (12345, 2.5 * PATIENCE_S)
+            assert (parts.client_kv, parts.session_header) == (ClientKv.ALLOW, b"x-chat")
+            assert isinstance(parts.policy, Session)
+            assert (parts.policy._bound, router.naming.targets.names) == (2.5, ("gpt",))
             assert (parts.standing.max_ejected_share, parts.caches.max_age_s) == (0.25, 33.0)

@@ -56,8 +56,9 @@ LINES = {
     "peer_failed": "Another router cannot be followed: `peer`, `error`. Once for each reason.",
     "record_failing": "The block log cannot be written: `error`. Said once.",
     "record_works": "It can be written again.",
-    "tenant_keys_failing": "Files of tenants' secrets cannot be read: `error`. What was read before holds.",
-    "tenant_keys_work": "They can be read again.",
+    "tenant_keys_failing": "Files of `<state_dir>/keys` cannot be used: `error`. Said once; salts stay what "
+    "they were, so a purge has no effect here.",
+    "tenant_keys_work": "They can be used again.",
     "worker_ended": "A worker has ended: its `place`, exit `code`, `again_in_s`.",
     "worker_not_started": "One could not be started, and will be tried again: `place`, `error`.",
 }

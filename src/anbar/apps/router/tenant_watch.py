@@ -26,7 +26,7 @@ class TenantWatch:
     ) -> None:
         self._files = files
         self._tenancy = tenancy
-        self._log = log
+        self.log = log
         self._emit = emit
         self._config: TenantsConfig | None = None
         self._looks = (-1, -1)
@@ -80,4 +80,4 @@ class TenantWatch:
         if trouble != self._trouble:
             self._trouble = trouble
             fields = {"error": trouble} if trouble else {}
-            self._log("tenant_keys_failing" if trouble else "tenant_keys_work", fields)
+            self.log("tenant_keys_failing" if trouble else "tenant_keys_work", fields)

@@ -167,12 +167,15 @@ def router_config(
             engines.append(attached)
     cache = config.cache.model_dump(mode="json")
     cache["store"] = store_settings(config.cache.store, state_dir)
-    return {
+    file: dict[str, Any] = {
         "state_dir": str(state_dir),
         "engines": engines,
         "cache": cache,
         "router": config.router.model_dump(mode="json"),
     }
+    if config.tenants is not None:
+        file["tenants"] = config.tenants.model_dump(mode="json", exclude_none=True)
+    return file
 
 
 def _program(device: Device) -> tuple[str, ...]:

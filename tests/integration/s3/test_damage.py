@@ -1,6 +1,7 @@
 """Objects that are not what was stored, large ones, and old ones, on a real S3 server."""
 
 import asyncio
+import time
 
 import obstore
 import pytest
@@ -11,6 +12,7 @@ from anbar.adapters.store.s3 import S3StoreConfig
 from anbar.adapters.store.s3.objects import Limits, Objects
 from anbar.adapters.store.s3.sweep import Sweep
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
+from anbar.tier.scopes import ScopeRules, Scopes
 from anbar.tier.store import Outcome
 from tests.integration.s3.conftest import Opener
 from tests.s3_server import S3Server
@@ -164,6 +166,28 @@ def test_an_old_entry_is_a_miss_and_is_written_anew(opener: Opener, bucket: Buck
     assert later.delete([KEY], scope="", timeout_s=TIMEOUT_S) == [Outcome.MISS]
     assert put(later, KEY, VALUE) is Outcome.HIT
     assert get(opener(), KEY, len(VALUE)) == (Outcome.HIT, VALUE)
+
+
+def test_a_scope_has_an_age_of_its_own(opener: Opener, config: S3StoreConfig, bucket: Bucket) -> None:
+    """A tenant's entries count for ten minutes, those of others for a year: later the tenant's is a miss and
+    is collected, the others are there."""
+    scopes = Scopes(named={"tenant": ScopeRules(ttl_s=600.0)})
+    one = opener(scopes=scopes, ttl_s=None)
+    for scope in ("tenant", "other"):
+        put(one, KEY, VALUE, scope)
+    hour = time.time() + 3600
+    later = opener(now_s=lambda: hour, scopes=scopes, ttl_s=365 * 86_400.0)
+    assert exists(later, KEY, "tenant") is Outcome.MISS
+    assert get(later, KEY, len(VALUE), "other") == (Outcome.HIT, VALUE)
+    assert exists(one, KEY, "tenant") is Outcome.HIT
+
+    async def collect() -> None:
+        objects = Objects(later._limits)
+        objects.connect(config.place, TIMEOUT_S)
+        await Sweep(later.layout).once(objects, later._limits)
+
+    asyncio.run(collect())
+    assert len(bucket.names()) == 1
 
 
 def test_what_is_old_is_collected_and_told(opener: Opener, config: S3StoreConfig, bucket: Bucket) -> None:

@@ -13,6 +13,7 @@ from anbar.adapters.store.valkey.store import ValkeyStore
 from anbar.adapters.store.valkey.wire import Login, Node
 from anbar.core.errors import StoreError
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
+from anbar.tier.scopes import ScopeRules, Scopes
 from anbar.tier.store import Outcome, StoreStats
 from tests.integration.valkey.servers import LOGIN, NAMESPACE, Server, server, store_on
 from tests.ports import free_port
@@ -53,6 +54,26 @@ def test_using_an_entry_prolongs_its_life(one: Server, store: ValkeyStore) -> No
         one.ask(b"EXPIRE", name, b"500")
         use()
         assert ttl(one) > 500
+
+
+def test_a_scope_has_a_life_of_its_own(one: Server, store: ValkeyStore) -> None:
+    """A tenant's entries live for 200 s and a half, others as long as the store says; using one gives it its
+    tenant's time again."""
+    scopes = Scopes(named={"tenant": ScopeRules(ttl_s=200.5)})
+    with store_on(one.node, ttl_s=1000, scopes=scopes) as rationed:
+        put(rationed, KEY, VALUE, "tenant")
+        assert 100 < ttl(one) <= 201
+        (name,) = one.names()
+        for use in (
+            lambda: get(rationed, KEY, len(VALUE), "tenant"),
+            lambda: put(rationed, KEY, VALUE, "tenant"),
+        ):
+            one.ask(b"EXPIRE", name, b"100")
+            use()
+            assert 100 < ttl(one) <= 201
+        one.ask(b"FLUSHALL")
+        put(rationed, KEY, VALUE)
+        assert 500 < ttl(one) <= 1000
 
 
 def test_an_entry_without_an_end(one: Server, store: ValkeyStore) -> None:

@@ -32,8 +32,12 @@ from vllm.v1.kv_offload.config import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
+from anbar.adapters.keys.files import KeyFiles
 from anbar.adapters.store.composed import ComposedConfig, ComposedStore
+from anbar.adapters.store.encrypted import EncryptedStore
+from anbar.adapters.store.files import FilesConfig, FilesStore
 from anbar.adapters.store.part import Part
+from anbar.adapters.store.sweep import Bounds
 from anbar.adapters.vllm.fingerprint import digest_of, identity
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.step_work import step_work
@@ -43,6 +47,7 @@ from anbar.core.clock import ManualClock
 from anbar.core.errors import AnbarError
 from anbar.testing.memory_store import MemoryStore
 from anbar.tier.placement import Rendezvous
+from anbar.tier.scopes import ScopeRules, Scopes
 from anbar.tier.store import Outcome, Store
 
 ROWS, ROW_BYTES, CHUNK_TOKENS = 16, 64, 32
@@ -52,7 +57,7 @@ STEP = ScheduleEndContext((), ())
 class Rig:
     """A tier over a store in memory, or another one, stepped as vLLM's manager does."""
 
-    def __init__(self, other: Store | None = None) -> None:
+    def __init__(self, other: Store | None = None, scopes: Scopes | None = None) -> None:
         self.store = MemoryStore("mem")
         self.clock = ManualClock()
         self.rows = np.zeros((ROWS, ROW_BYTES), dtype=np.int8)
@@ -69,7 +74,9 @@ class Rig:
             None,
             store=other or self.store,
             clock=self.clock,
-            options=SharedTierOptions(Timeouts(0.5, 0.5, 0.5)),
+            options=SharedTierOptions(
+                Timeouts(60.0, 60.0, 60.0) if scopes else Timeouts(0.5, 0.5, 0.5), scopes=scopes
+            ),
         )
         self.num_jobs = 0
 
@@ -298,6 +305,41 @@ def parts(rig: Rig) -> object:
     return [stored.success, fits, told, sorted(data["anbar_tier_part_breaker_state"])]
 
 
+def tenants(rig: Rig) -> object:
+    """A tenant with a data key, one whose key goes while the tier runs, and a stranger; over a directory."""
+    with TemporaryDirectory() as root:
+        scopes = Scopes(named={name: ScopeRules(10**6, encrypt=True) for name in ("kept", "lost")})
+        keys = KeyFiles(Path(root) / "keys")
+        files = FilesStore(FilesConfig(Path(root) / "store", "f", Bounds(scopes=scopes)), b"model")
+        files.open()
+        other = Rig(EncryptedStore(files, b"model", scopes, keys), scopes)
+        found: list[object] = []
+        for name in ("kept", "lost", "stranger"):
+            context = other.request(name, _params(name))
+            found.append(other.run([key(1)], [1], context, load=False).success)
+        keys.purge("lost")
+        for name in ("kept", "lost"):
+            context = other.request(f"{name} again", _params(name))
+            found.append(other.lookup(key(1), context)[-1])
+            found.append(other.run([key(1)], [2], context, load=True).success)
+        data = other.tier.get_stats().data["data"]
+        other.tier.shutdown()
+    defined = SharedTier.build_metric_definitions({})
+    found.append(
+        all(
+            len(labels) == len(defined[name].labelnames)
+            for name, samples in data.items()
+            for labels in samples
+        )
+    )
+    told = {":".join(labels): value for labels, value in data["anbar_tier_scope_keys"].items()}
+    return [found, told, data["anbar_tier_scope_quota_bytes"][("f", "kept")]]
+
+
+def _params(scope: str) -> object:
+    return {"anbar": {"v": 1, "scope": scope}}
+
+
 def fingerprints(rig: Rig) -> object:
     """How many different fingerprints the variants of one engine have, and whether an equal one is equal."""
     base = _identity()
@@ -365,7 +407,7 @@ def adapters(rig: Rig) -> object:
 
 SCENARIOS: list[Callable[[Rig], object]] = [
     round_trip, failed_load, order, worth, outage, full, wishes, pressure, break_even, steps, metrics,
-    parts, fingerprints, adapters,
+    parts, tenants, fingerprints, adapters,
 ]  # fmt: skip
 
 
@@ -396,6 +438,11 @@ def plugin_errors(output: dict[str, object]) -> None:
         plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={"kind": "files", "path": "/tmp"})
     except AnbarError as error:
         output["without configuration"] = str(error)
+    try:
+        tenants = {"scopes": {"a": {"quota_bytes": "much"}}}
+        plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={}, tenants=tenants)
+    except AnbarError as error:
+        output["wrong quota"] = str(error)
     try:
         plugin.AnbarSharedTier(None, memoryview(bytearray(4)), "t", store={}, load="often")
     except AnbarError as error:

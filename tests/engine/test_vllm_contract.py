@@ -329,8 +329,25 @@ def test_parts_of_a_store_are_counted(driven: dict[str, Any]) -> None:
     assert breakers == [["both", "kept"], ["both", "lost"]]
 
 
+def test_a_tenants_blocks_end_with_its_key(driven: dict[str, Any]) -> None:
+    """Two tenants with data keys and one without store the same key. The second one's data key is deleted: it
+    finds nothing and loads nothing, the first one does. Keys are counted by tenant, those of the one that is
+    not listed under the name of all such, and what was told was announced."""
+    found, told, quota = driven["tenants"]
+    assert found == [True, True, True, "HIT", True, "MISS", False, True]
+    assert told == {
+        **{f"f:{scope}:store:hit": 1 for scope in ("kept", "lost", "(other)")},
+        "f:kept:lookup:hit": 1,
+        "f:kept:load:hit": 1,
+        "f:lost:lookup:no_key": 1,
+        "f:lost:load:no_key": 1,
+    }
+    assert quota == 10**6
+
+
 def test_wrong_settings_are_named(driven: dict[str, Any]) -> None:
     """Key, value and what is allowed; and why the connector is needed."""
+    assert "tenants.scopes.a.quota_bytes" in driven["wrong quota"]
     assert driven["wrong load"] == "load is 'often'; allowed: auto, always"
     texts = [driven[f"error {number}"] for number in range(5)]
     for text, part in zip(

@@ -54,15 +54,20 @@ class Held:
     used_s: float
 
 
+scopes = st.sampled_from(sorted(QUOTAS))
+indices = st.integers(0, 5)
+puts = st.tuples(
+    st.just("put"),
+    scopes,
+    indices,
+    st.sampled_from([500, 1_000, 1_500, 2_500]),
+    st.sampled_from([0.001, 0.5, 8.0]),
+)
 steps = st.one_of(
-    st.tuples(
-        st.just("put"),
-        st.sampled_from(sorted(QUOTAS)),
-        st.integers(0, 11),
-        st.sampled_from([500, 1_000, 2_500, 5_000]),
-        st.sampled_from([0.001, 0.5, 8.0]),
-    ),
-    st.tuples(st.just("read"), st.sampled_from(sorted(QUOTAS)), st.integers(0, 11)),
+    puts,
+    puts,
+    puts,
+    st.tuples(st.just("read"), scopes, indices),
     st.tuples(st.just("pass"), st.sampled_from([60.0, 1800.0])),
     st.tuples(st.just("sweep")),
 )
@@ -145,7 +150,7 @@ class Model:
 
 
 @settings(max_examples=60)
-@given(st.lists(steps, max_size=40))
+@given(st.lists(steps, min_size=20, max_size=60))
 def test_scopes_keep_to_their_quotas_and_lose_nothing_to_each_other(
     ops: list[tuple[str, *tuple[object, ...]]],
 ) -> None:
@@ -166,6 +171,24 @@ def test_scopes_keep_to_their_quotas_and_lose_nothing_to_each_other(
                 case _:
                     model.sweep()
             model.check()
+
+
+def test_a_sweep_takes_from_the_scope_that_is_over(tmp_path: Path) -> None:
+    """One scope is nearly full of what is worth much; another one, and what nobody bounds, of what is worth
+    nothing. A sweep takes the first one's, down to half of its quota, and nothing else."""
+    with opened(tmp_path / "store", ManualTime()) as store:
+        saves_s = {"small": 100.0, "large": 0.0, "free": 0.0}
+        for scope, index in itertools.product(QUOTAS, range(4)):
+            item = PutItem(key(index), memoryview(value(1_000)), saves_s[scope])
+            assert store.put([item], scope=scope, timeout_s=TIMEOUT_S) == [Outcome.HIT]
+        store._sweeper.sweep()
+        stats = store.stats().scopes
+        assert {scope: stats[scope].used_bytes for scope in QUOTAS} == {
+            "small": 2_000,
+            "large": 4_000,
+            "free": 4_000,
+        }
+        assert [stats[scope].num_evicted for scope in QUOTAS] == [2, 0, 0]
 
 
 def test_several_engines_share_one_quota(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from anbar.config.render import (
     router_config,
     served_name,
     store_settings,
+    tier_settings,
 )
 from anbar.config.split import SplitVia
 from anbar.core.errors import ConfigError
@@ -290,6 +291,28 @@ def test_router_file_is_an_ordinary_configuration() -> None:
     assert again.engines[2] == config.engines[1]
     assert again.router == config.router
     assert again.cache.store.path == Path("/state/store")
+
+
+def test_tenants_are_told_to_engines_and_to_the_router() -> None:
+    """What engines must know stands in their tier's entry, letter by letter; the router's file has it all."""
+    tenants = {
+        "header": "x-tenant",
+        "by_name": {"a": {"group": "acme"}, "bank": {}},
+        "scopes": {
+            "acme": {"quota_bytes": "1GiB", "ttl_s": 60},
+            "bank": {"encrypt": True, "store": "always"},
+        },
+    }
+    config = AnbarConfig.model_validate({"state_dir": "/state", "tenants": tenants})
+    command = engine_command(Path("/python"), LaunchConfig(), config.cache, CPU, tier_settings(config))
+    text = option(list(command.argv), "--kv-transfer-config")
+    assert text is not None
+    assert text.endswith(
+        ',"tenants":{"scopes":{"acme":{"quota_bytes":1073741824,"ttl_s":60.0},"bank":{"encrypt":true}},'
+        '"keys":"/state/keys"}}]}}'
+    )
+    again = AnbarConfig.model_validate(router_config(config, {"smollm2": (CPU,)}, Path("/state")))
+    assert again.tenants == config.tenants
 
 
 def test_nixl_takes_the_place_of_the_cache() -> None:

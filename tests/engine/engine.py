@@ -136,6 +136,12 @@ class Engine:
         """Started, and not ended."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the guard, below which are the engine's processes."""
+        assert self._process is not None
+        return self._process.pid
+
     def wait_ready(self) -> None:
         """Wait until it serves; fails with the end of its log."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S

@@ -23,7 +23,7 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Loop:
-    """`run` is timed, `prepare` is not."""
+    """`run` is timed, `prepare` is not. A `run` that returns a number has measured its seconds itself."""
 
     run: Callable[[], object]
     prepare: Callable[[], object] = nothing

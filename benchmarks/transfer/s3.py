@@ -35,9 +35,9 @@ def pairs(rows: Rows, server: S3Server, stack: ExitStack) -> Iterator[Pair]:
     bare_put = Loop(
         lambda: asyncio.run(_each(put, numbers, at_a_time)), lambda: obstore.delete(client, names)
     )
-    yield Pair("s3: put of the client's", Loop(calls.store, calls.forget), bare_put)
+    yield Pair("s3: put of PUT", Loop(calls.store, calls.forget), bare_put)
     bare_get = Loop(lambda: asyncio.run(_each(get, numbers, at_a_time)))
-    yield Pair("s3: get_into of the client's", Loop(calls.load), bare_get)
+    yield Pair("s3: get_into of GET", Loop(calls.load), bare_get)
 
 
 async def _each(act: Callable[[int], Awaitable[object]], numbers: Sequence[int], at_a_time: int) -> None:

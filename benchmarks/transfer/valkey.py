@@ -1,11 +1,16 @@
-"""The store in Valkey beside SET and GET on bare sockets, and beside the servers' own benchmark."""
+"""The store in Valkey beside SET and GET on bare sockets, the servers' own benchmark, and other clients."""
 
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from shutil import which
 from threading import local
+from typing import Any
 
 from tests.integration.valkey.servers import Server, store_on
 
@@ -64,23 +69,41 @@ class _Bare:
         return found
 
 
-def own_benchmark(server: Server, rows: Rows) -> Callable[[str], float] | None:
-    """Seconds in which the servers' own benchmark does as many SETs or GETs of values of this size, with as
-    many connections; None where it is not installed."""
+def others(rows: Rows, server: Server, stack: ExitStack, *, clients: bool) -> Iterator[tuple[str, Loop]]:
+    """The servers' own benchmark, where it is installed, with as many connections; with `clients` also loops
+    of the libraries for Python that are installed, on one connection."""
     program = next(filter(None, map(which, _OWN_BENCHMARKS)), None)
-    if program is None:
-        return None
+    if program is not None:
+        for command in ("set", "get"):
+            asked = [program, "-p", str(server.port), "-t", command, "-d", str(rows.num_bytes)]
+            asked += ["-n", str(len(rows.rows)), "-c", str(ENGINE_THREADS), "--csv"]
+            yield f"valkey: {Path(program).name} {command.upper()}", Loop(partial(_own_seconds, asked, rows))
+    if clients:
+        for name, client in _libraries(server.port, stack):
+            pairs = [(key, bytes(row)) for key, row in zip(rows.keys, rows.rows, strict=True)]
+            yield f"valkey: {name} SET", Loop(partial(_each, client.set, pairs))
+            yield f"valkey: {name} GET", Loop(partial(_each, client.get, [(key,) for key in rows.keys]))
 
-    def seconds(command: str) -> float:
-        asked = ["-p", str(server.port), "-t", command, "-d", str(rows.num_bytes), "-n", str(len(rows.rows))]
-        done = subprocess.run(
-            [program, *asked, "-c", str(ENGINE_THREADS), "--csv"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=600,
-        )
-        per_second = float(done.stdout.splitlines()[1].split(",")[1].strip('"'))
-        return len(rows.rows) / per_second
 
-    return seconds
+def _own_seconds(command: list[str], rows: Rows) -> float:
+    """As it counts them itself, without its start."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return len(rows.rows) / float(done.stdout.splitlines()[1].split(",")[1].strip('"'))
+
+
+def _each(act: Callable[..., object], arguments: Iterable[tuple[Any, ...]]) -> None:
+    for given in arguments:
+        act(*given)
+
+
+def _libraries(port: int, stack: ExitStack) -> Iterator[tuple[str, Any]]:
+    """valkey-py, redis-py and GLIDE, each with the fastest parser that is installed."""
+    if find_spec("valkey"):
+        yield "valkey-py", stack.enter_context(import_module("valkey").Valkey(port=port))
+    if find_spec("redis"):
+        yield "redis-py", stack.enter_context(import_module("redis").Redis(port=port))
+    if find_spec("glide_sync"):
+        glide = import_module("glide_sync")
+        nodes = [glide.NodeAddress("127.0.0.1", port)]
+        settings = glide.GlideClientConfiguration(nodes, request_timeout=60_000)
+        yield "GLIDE", glide.GlideClient.create(settings)

@@ -30,9 +30,10 @@ from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
 
 _DIAL_THREADS = 8
 _QUESTIONS_DEPTH = 256
-_AHEAD_BYTES = 4 * 1024 * 1024
-"""Values that a server has read or prepared for a call, while others are on their way: enough to keep both
-ends busy, little of the server's memory."""
+_AHEAD_BYTES = 512 * 1024
+"""Values that a server has prepared for a call while others are on their way: enough to keep both ends busy,
+and no more than fits between two sockets. What does not fit waits for timers of TCP: with four times as much,
+values of 64 KiB on loopback took 500 us each instead of 60."""
 _MOST_AHEAD = 64
 
 

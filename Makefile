@@ -17,7 +17,7 @@ PYTEST := $(VENV)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two cores are taken by one target already, and the output of several would mix
-.PHONY: help up demo test test-engine test-faults test-ceph check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
+.PHONY: help up demo test test-engine test-faults test-ceph soak-tiers check unit integration fuzz soak-router e2e bench clean distclean install install-router install-engine install-lmcache model
 
 help: ## what can be made
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | while IFS='|' read -r a b; do printf '  %-14s %s\n' "$$a" "$$b"; done
@@ -34,14 +34,19 @@ test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the 
 	@echo "== tests on real vLLM, minutes"
 	@$(PYTEST) tests/engine --timeout 900 -v $(if $(filter-out 1,$(LANES)),-n $(LANES))
 
+# STORE=files (or valkey, s3) for one of them.
 test-faults: install model ## every fault of every kind of store under real vLLM, half an hour
-	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v
+	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v $(if $(STORE),-k $(STORE))
 
 CEPH := ceph-mon ceph-mgr ceph-osd radosgw ceph-common
 # Debian's packages; as root they are installed first.
 test-ceph: install-router ## the S3 store on a real Ceph of one node, minutes
 	@command -v radosgw >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(CEPH); } || { echo "first, as root: apt-get install --no-install-recommends $(CEPH)"; exit 1; }
 	@ANBAR_S3_SERVER=ceph timeout 1800 $(PYTEST) tests/integration/s3 --timeout 600 -v
+
+MINUTES ?= 30
+soak-tiers: install ## the tiers, without a model, over stores that fail at random: MINUTES=30
+	$(VENV)/python -m tests.engine.soak_tiers $(MINUTES)
 
 check: install-router ## format, lint, types, layers, sizes, pins
 	@echo "== checks"

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that fails as networks do: it holds answers back, cuts them, or resets.
+"""A TCP proxy on loopback that fails as networks do: it loses, delays, holds back, cuts, or resets.
 
 Threads, so that a test of a blocking client needs no event loop.
 """
@@ -6,22 +6,39 @@ Threads, so that a test of a blocking client needs no event loop.
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
 
 _CHUNK_BYTES = 65536
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: closing sends RST and drops what was not sent."""
+_SLOW_S = 0.05
+"""For each chunk, each way: a megabyte takes a second."""
+
+
+class Network(Enum):
+    """What becomes of bytes."""
+
+    WORKS = "works"
+    LOST = "lost"
+    """Connections are made and stay, and nothing arrives on either side, nor later."""
+    RESET = "reset"
+    """Each connection is reset at its next byte, new ones included."""
+    SLOW = "slow"
+    """All arrives, late."""
 
 
 class TcpProxy:
-    """Set the attributes at any time; they hold for what comes next.
+    """Set the attributes at any time; they hold for what comes next, also on connections that are open.
 
     `cut_after_bytes`: an answer's connection is reset after so many bytes of it; `num_cuts` bounds how often
     (None: always). `gate`: bytes of answers wait until it is set; `held` tells that some do.
     """
 
     def __init__(self, target_port: int) -> None:
+        self.network = Network.WORKS
         self.cut_after_bytes: int | None = None
         self.num_cuts: int | None = None
         self.gate = threading.Event()
@@ -74,17 +91,30 @@ class TcpProxy:
             self._spawn(self._pass_on, client, server)
             self._spawn(self._answer, server, client)
 
+    def _arrived(self, source: socket.socket) -> bytes:
+        """What comes from there next; nothing once it has ended."""
+        while data := source.recv(_CHUNK_BYTES):
+            if self.network is Network.RESET:
+                raise ConnectionResetError
+            if self.network is Network.SLOW:
+                time.sleep(_SLOW_S)
+            if self.network is not Network.LOST:
+                return data
+        return b""
+
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
-            while data := client.recv(_CHUNK_BYTES):
+            while data := self._arrived(client):
                 server.sendall(data)
+        if self.network is Network.RESET:
+            _reset(client, server)
         with suppress(OSError):
             server.shutdown(socket.SHUT_WR)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         num_bytes = 0
         with suppress(OSError):
-            while data := server.recv(_CHUNK_BYTES):
+            while data := self._arrived(server):
                 if not self.gate.is_set():
                     self.held.set()
                     self.gate.wait()
@@ -97,12 +127,22 @@ class TcpProxy:
                     break
                 num_bytes += len(data)
                 client.sendall(data)
+        if self.network is Network.RESET:
+            _reset(client, server)
         for one in (client, server):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         if self.num_cuts is not None or self.cut_after_bytes is not None:
             with suppress(OSError):
                 client.close()
+
+
+def _reset(*ends: socket.socket) -> None:
+    for one in ends:
+        with suppress(OSError):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            one.shutdown(socket.SHUT_RD)
+        one.close()
 
 
 @contextmanager

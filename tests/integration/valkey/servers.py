@@ -28,13 +28,15 @@ LOGIN = Login(connect_timeout_s=TIMEOUT_S)
 class Server:
     """A server in `folder`, with no more than memory; `start` it again after `kill` and it is empty."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, binary: str | None = None) -> None:
+        """`binary` is another server than Valkey's."""
         self.port = free_port()
         self.bus_port = free_port()
         """Where nodes of a cluster talk to each other."""
         self.node = Node(f"127.0.0.1:{self.port}")
         self._folder = folder
         self._options = options
+        self._binary = binary or get_binary_path()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -44,7 +46,7 @@ class Server:
         common = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no")
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [get_binary_path(), *ports, *common, *debug, *self._options],
+                [self._binary, *ports, *common, *debug, *self._options],
                 cwd=self._folder,
                 stdout=log,
                 stderr=log,
@@ -90,9 +92,9 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path, *options: str) -> Iterator[Server]:
+def server(folder: Path, *options: str, binary: str | None = None) -> Iterator[Server]:
     """A running one."""
-    one = Server(folder, *options)
+    one = Server(folder, *options, binary=binary)
     try:
         one.start()
         yield one

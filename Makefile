@@ -34,8 +34,8 @@ test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the 
 	@echo "== tests on real vLLM, minutes"
 	@$(PYTEST) tests/engine --timeout 900 -v $(if $(filter-out 1,$(LANES)),-n $(LANES))
 
-# STORE=files (or valkey, s3) for one of them.
-test-faults: install model ## every fault of every kind of store under real vLLM, half an hour
+# STORE=files (or valkey, s3, cluster, redis) for one of them; benchmarks/results/test-faults.json keeps the last results.
+test-faults: install model ## every fault of every kind of store under real vLLM, three quarters of an hour
 	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v $(if $(STORE),-k $(STORE))
 
 CEPH := ceph-mon ceph-mgr ceph-osd radosgw ceph-common

@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from anbar.apps import interpreter, model
 from tests.engine.engine import Engine, EngineConfig, shared
+from tests.engine.fault_record import FaultRecord
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
@@ -70,6 +71,8 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("ANBAR_FAULTS") == "all":
+        config.pluginmanager.register(FaultRecord())
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
 

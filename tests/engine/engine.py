@@ -13,9 +13,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ class EngineConfig:
     tenants: TenantsConfig | None = None
     state_dir: Path | None = None
     """Where the tenants' data keys are. None: in a directory of the engine's own."""
+    adapters: Path | None = None
+    """Where its two LoRA adapters are, `a` and `b`; None: it has none."""
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self) -> LaunchConfig:
         """As in anbar.yaml. The development endpoints let tests empty an engine's caches."""
@@ -60,8 +63,15 @@ class EngineConfig:
             num_device_blocks=self.num_blocks,
             block_size=BLOCK,
             tensor_parallel=max(1, len(self.cores)),
-            env={"VLLM_SERVER_DEV_MODE": "1"},
+            env={"VLLM_SERVER_DEV_MODE": "1", **self.env},
+            args=() if self.adapters is None else _lora_args(self.adapters),
+            weights_id=None if self.adapters is None else "a model and two adapters",
         )
+
+
+def _lora_args(adapters: Path) -> tuple[str, ...]:
+    modules = (f"{name}={adapters / name}" for name in ("a", "b"))
+    return ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", *modules)
 
 
 def plain() -> CacheConfig:

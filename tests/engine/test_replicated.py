@@ -16,6 +16,8 @@ pytestmark = pytest.mark.shared
 
 PROMPT = story(1)
 NAMES = ("a", "b", "c")
+DECISIONS = "anbar_tier_decisions_total"
+LOOKUPS = "anbar_tier_lookups_total"
 PART_KEYS = "anbar_tier_part_keys_total"
 PART_STATE = "anbar_tier_part_breaker_state"
 
@@ -69,6 +71,37 @@ def test_any_directory_may_go(place: Place, name: str) -> None:
         assert time.monotonic() < deadline_s
         assert loaded(place).text == place.computed.text
         time.sleep(0.2)
+
+
+def test_what_does_not_pay_is_computed(place: Place) -> None:
+    """The engine knows from the loads before what one takes. A request for which computing is said to be
+    almost free is computed, one for which it is said to take long is loaded: the same text, and both are
+    counted, with what each would have cost."""
+    engine = place.engine
+    for _ in range(3):
+        loaded(place)
+
+    def ask(s_per_token: float) -> Answer:
+        engine.forget(host=True)
+        fields = {"anbar": {"v": 1, "prefill_s_per_token": s_per_token}}
+        return engine.complete(PROMPT, kv_transfer_params=fields)
+
+    skipped, taken = (engine.metric(DECISIONS, decision=name) for name in ("skip", "load"))
+    keys = engine.metric(LOOKUPS, result="skipped_by_break_even")
+    for _ in range(5):  # one such run in fifty is loaded all the same
+        computed = ask(1e-9)
+        assert computed.text == place.computed.text
+        if engine.metric(DECISIONS, decision="skip") > skipped:
+            break
+    assert computed.cached == 0
+    num_blocks = computed.prompt_tokens // BLOCK
+    engine.wait_metric(LOOKUPS, keys + num_blocks, result="skipped_by_break_even")
+    assert engine.metric("anbar_tier_load_seconds_total", decision="skip") > 0
+    fetched = engine.heard(lambda: ask(1.0))
+    assert fetched.text == place.computed.text
+    assert fetched.cached > 0.9 * fetched.prompt_tokens
+    engine.wait_metric(DECISIONS, taken + 1, decision="load")
+    engine.wait_metric("anbar_tier_seconds_saved_total", 1.0, decision="load")
 
 
 def test_a_damaged_copy_is_repaired(place: Place) -> None:

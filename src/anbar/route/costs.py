@@ -17,6 +17,13 @@ from anbar.core.events import Tier
 from anbar.core.prefill_learner import HALF_LIFE, PrefillGroup, PrefillLearner, PrefillSample
 from anbar.route.predict import LOAD_RATIO
 
+EAGER = 64
+"""Requests of an engine that all teach."""
+
+EVERY_S = 0.01
+"""After these at most one in so many seconds: learning costs as much as a tenth of a request's way, and of
+hundreds a second one more says nothing."""
+
 NO_LOADS: Mapping[Tier, LoadCost] = MappingProxyType({})
 
 
@@ -118,6 +125,7 @@ class EngineCosts:
         self.learner: PrefillLearner = group.prefill.join()
         self._own = {tier: _Ratio(0.0) for tier in LOAD_RATIO}
         self._answers = _Mean()
+        self._taught_s = -math.inf
         self._loads: Mapping[Tier, LoadCost] = NO_LOADS
         self._loads_of: tuple[PrefillCost, int] | None = None
         """What `_loads` was made from: a look, which every request takes at every engine, costs nothing."""
@@ -163,6 +171,13 @@ class EngineCosts:
     def num_loads(self, tier: Tier) -> int:
         """Requests that taught what loading from `tier` takes."""
         return self._own[tier].num_samples
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a request that has finished now is to be learned from."""
+        if self.learner.num_samples >= EAGER and now_s - self._taught_s < EVERY_S:
+            return False
+        self._taught_s = now_s
+        return True
 
     def observe(self, finished: Finished) -> None:
         """Learn from one request. What no clock can have measured is ignored."""

@@ -16,7 +16,8 @@ class Masks:
     """Sets of slots as integers, numbered, with the count of rows that have each number."""
 
     def __init__(self) -> None:
-        self._masks = [0]
+        self.sets = [0]
+        """number → the set. Others may look, not change it."""
         self._counts = [0]
         self._numbers = {0: EMPTY}
         """mask → its number; `clear` can give two numbers one mask, then only one of them is here."""
@@ -27,14 +28,14 @@ class Masks:
         """Rows whose set was emptied by `clear`."""
 
     def __getitem__(self, number: int) -> int:
-        return self._masks[number]
+        return self.sets[number]
 
     def __len__(self) -> int:
         """Numbers in use or reserved."""
-        return len(self._masks)
+        return len(self.sets)
 
     def is_emptied(self, number: int) -> bool:
-        return number != EMPTY and not self._masks[number]
+        return number != EMPTY and not self.sets[number]
 
     def move(self, number: int, mask: int) -> int:
         """A row leaves the set of `number` for `mask`: the number to give it."""
@@ -49,7 +50,7 @@ class Masks:
 
     def refresh(self, number: int) -> int:
         """The number to give a row whose number is stale."""
-        mask = self._masks[number]
+        mask = self.sets[number]
         if mask and self._numbers.setdefault(mask, number) == number:
             self.stale.discard(number)
             return number
@@ -57,13 +58,13 @@ class Masks:
 
     def clear(self, slots: int) -> None:
         """Take slots out of every set."""
-        for number, mask in enumerate(self._masks):
+        for number, mask in enumerate(self.sets):
             if not mask & slots:
                 continue
             if self._numbers.get(mask) == number:
                 del self._numbers[mask]
             left = mask & ~slots
-            self._masks[number] = left
+            self.sets[number] = left
             if not left:
                 self.num_emptied += self._counts[number]
             if left and self._numbers.setdefault(left, number) == number:
@@ -73,7 +74,7 @@ class Masks:
 
     def containing(self, slots: int) -> Iterator[int]:
         """The numbers of all sets that hold one of `slots`."""
-        return (number for number, mask in enumerate(self._masks) if mask & slots)
+        return (number for number, mask in enumerate(self.sets) if mask & slots)
 
     def counts(self) -> dict[int, int]:
         """number → rows, of those in use; for tests."""
@@ -82,15 +83,13 @@ class Masks:
     def check_integrity(self) -> None:
         """Raise AssertionError if numbers, sets and counts do not fit."""
         for mask, number in self._numbers.items():
-            assert self._masks[number] == mask, "a set is found under a number that is not its own"
-        emptied = sum(
-            count for number, count in enumerate(self._counts) if number and not self._masks[number]
-        )
+            assert self.sets[number] == mask, "a set is found under a number that is not its own"
+        emptied = sum(count for number, count in enumerate(self._counts) if number and not self.sets[number])
         assert emptied == self.num_emptied, "emptied rows are miscounted"
         free = set(self._free)
         for number, count in enumerate(self._counts[1:], start=1):
             assert (count == 0) == (number in free), "a number is in use without rows, or free with some"
-            known = self._numbers.get(self._masks[number]) == number
+            known = self._numbers.get(self.sets[number]) == number
             assert count == 0 or known != (number in self.stale), (
                 "a number is neither found nor stale, or both"
             )
@@ -99,22 +98,22 @@ class Masks:
     def _number(self, mask: int) -> int:
         if self._free:
             new = self._free.pop()
-            self._masks[new] = mask
+            self.sets[new] = mask
         else:
-            new = len(self._masks)
-            self._masks.append(mask)
+            new = len(self.sets)
+            self.sets.append(mask)
             self._counts.append(0)
         self._numbers[mask] = new
         return new
 
     def _leave(self, number: int) -> None:
         self._counts[number] -= 1
-        mask = self._masks[number]
+        mask = self.sets[number]
         if not mask:
             self.num_emptied -= 1
         if not self._counts[number]:
             if mask and self._numbers.get(mask) == number:
                 del self._numbers[mask]
-            self._masks[number] = 0
+            self.sets[number] = 0
             self.stale.discard(number)
             self._free.append(number)

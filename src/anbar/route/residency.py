@@ -113,7 +113,7 @@ class Residency:
     def runs(self, chain: Sequence[ChainHash]) -> list[Run]:
         """The slots that hold each block of a chain, in runs."""
         if len(chain) < VECTOR_BLOCKS or not self._rows.num_allocated:
-            return runs_of(map(self.mask_of, chain))
+            return runs_of(self._masks_of(chain))
         rows = self._rows.by_chain.find_many(np.array(chain, np.uint64))
         marks = np.where(rows >= 0, self._rows.marks_view(0, self._rows.num_allocated)[rows], EMPTY)
         ends = [*(np.flatnonzero(marks[1:] != marks[:-1]) + 1).tolist(), len(chain)]
@@ -131,6 +131,11 @@ class Residency:
             if row < 0 or masks[marks[row]] & slots != slots:
                 return place
         return len(chain)
+
+    def _masks_of(self, chain: Sequence[ChainHash]) -> list[int]:
+        """`mask_of` each block."""
+        marks, sets = self._rows.marks, self._masks.sets
+        return [sets[marks[row]] if row >= 0 else 0 for row in map(self._rows.by_chain.find, chain)]
 
     def mask_of(self, block: ChainHash) -> int:
         """The slots that hold a block."""

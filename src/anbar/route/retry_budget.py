@@ -45,6 +45,8 @@ class RetryBudget:
 
     def _advance(self, now_s: float) -> None:
         slot = int(now_s / self._slot_s)
+        if slot == self._slot:
+            return
         for passed in range(max(self._slot, slot - _NUM_SLOTS) + 1, slot + 1):
             self._requests[passed % _NUM_SLOTS] = self._retries[passed % _NUM_SLOTS] = 0
         self._slot = max(self._slot, slot)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from anbar.core.cost import LoadCost, PrefillCost, PrefillWork
 from anbar.core.events import Tier
-from anbar.route.costs import CostGroup, EngineCosts, Finished
+from anbar.route.costs import EAGER, CostGroup, EngineCosts, Finished
 
 COST = PrefillCost(1e-3, 1e-8, 0.01)
 
@@ -159,3 +159,14 @@ def test_how_long_answers_run_is_learned_of_the_engine_and_until_then_of_the_oth
     assert one.answer_s == pytest.approx(1.0, abs=1e-3)
     other.forget()
     assert other.answer_s == pytest.approx(1.0, abs=1e-3)
+
+
+def test_of_hundreds_of_requests_a_second_few_teach() -> None:
+    """The first ones of an engine all do, at whatever pace; then one in ten milliseconds at most, and all of
+    those that come more slowly."""
+    costs = ready()
+    while costs.learner.num_samples < EAGER:
+        assert costs.is_due(1.0)
+        costs.observe(Finished(PrefillWork.of(1000), 0.1))
+    assert [costs.is_due(1.0 + at / 1000) for at in range(25)].count(True) == 2
+    assert all(costs.is_due(2.0 + at / 50) for at in range(25))

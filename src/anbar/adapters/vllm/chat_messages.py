@@ -70,7 +70,7 @@ def conversation(messages: object, form: ContentFormat) -> list[Message]:
     """The messages for the template; raises Unreproducible. The request's own objects are not changed."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise Unreproducible(Reason.MALFORMED, "messages is not a list of messages")
-    return [_message(entry, form) for entry in messages]
+    return [_plain(entry, form) or _any_message(entry, form) for entry in messages]
 
 
 def without_developer(messages: Sequence[Message], template: str) -> Sequence[Message]:
@@ -95,10 +95,6 @@ def tool_dicts(tools: object) -> list[dict[str, object]] | None:
     if not isinstance(tools, list):
         raise Unreproducible(Reason.MALFORMED, "tools is not a list")
     return [_tool(tool) for tool in tools]
-
-
-def _message(raw: object, form: ContentFormat) -> Message:
-    return _plain(raw, form) or _any_message(raw, form)
 
 
 def _plain(raw: object, form: ContentFormat) -> Message | None:

@@ -120,4 +120,8 @@ def render(
     values = {"tools": None, "documents": None, "add_generation_prompt": False, **special, **kwargs}
     values.pop("continue_final_message", None)
     values["messages"] = messages
-    return _compiled(template).render(values)
+    compiled = _compiled(template)
+    # As `compiled.render(values)`, which copies them twice more, and rewrites tracebacks.
+    return "".join(
+        compiled.root_render_func(compiled.new_context({**compiled.globals, **values}, shared=True))
+    )

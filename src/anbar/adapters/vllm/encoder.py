@@ -124,7 +124,11 @@ class Encoder:
             first = next(_split(self._cut, text))
             num_read, before = len(first), before + encoded(self._backend, first)
         if len(text) - num_read <= self._piece_chars[1]:
-            return Reading(len(text), self._pieces(text[num_read:]), self, (num_read, before, behind))
+            pieces = list(self._pieces(text[num_read:]))
+            known = self._cache.known(pieces)
+            if len(known) == len(pieces):  # mostly nothing is left to do
+                return Reading(0, iter(()), self, (len(text), before + b"".join(known), behind))
+            return Reading(len(text), iter(pieces), self, (num_read, before, behind))
         run = self._runs.known(text, num_read)
         num_read, before = num_read + run.num_chars, before + run.ids
         return Reading(len(text), self._runs.pieces(text, num_read), self, (num_read, before, behind))

@@ -91,7 +91,8 @@ class Caches:
         if sight is Sight.PLACEMENTS:
             return Matched(self.placements.match(query, engines, now_s, self.max_age_s))
         told = self.index.match(query, engines, now_s)
-        sent = self.placements.in_doubt(query, engines, now_s)
+        doubted = [engine for engine in engines if not self._is_all_told(query, engine, told)]
+        sent = self.placements.in_doubt(query, doubted, now_s) if doubted else {}
         others = [engine for engine in engines if self._fleet[engine].degraded()]
         if not others and len(told) == len(engines) and set(sent.values()) <= {NO_MATCH}:
             return Matched(told, told)
@@ -109,6 +110,14 @@ class Caches:
         """Whether events alone tell what these engines hold. An engine without a prefix cache holds
         nothing."""
         return not [e for e in engines if e.degraded() and self.placements.is_attached(e.id)]
+
+    def _is_all_told(self, query: RouteQuery, engine: EngineId, told: Mapping[EngineId, PrefixMatch]) -> bool:
+        """Whether events tell of every block of the prompt that an engine can reuse: what it was sent just
+        now adds nothing."""
+        profile, match = self._fleet[engine].profile, told.get(engine)
+        if profile is None or match is None:
+            return False
+        return match.device + profile.block_size >= len(query.token_ids)
 
     def _read_on(self, query: RouteQuery) -> None:
         """Of a prompt in flight that begins like this one, more may be known since this one was read: what

@@ -129,7 +129,8 @@ class Forwarder:
         while engine is not None:
             record.asks(engine.id)
             try:
-                await self._try(job, engine, record, walk)
+                with Trial(engine, self._clock) as trial:
+                    trial.signal = await self._ask(job, engine, record, walk, trial.ticket)
                 return
             except Interrupted as broken:
                 self._note(engine, broken, record)
@@ -195,12 +196,9 @@ class Forwarder:
     def _note(self, engine: Engine, error: UpstreamError, record: Record) -> None:
         self._emit(noted(engine, error, record, self._clock.now_s()))
 
-    async def _try(self, job: Job, engine: Engine, record: Record, walk: Walk) -> None:
-        """Ask one engine and carry its answer. Raises UpstreamError when the next one may be asked."""
-        with Trial(engine, self._clock) as trial:
-            trial.signal = await self._ask(job, engine, record, walk, trial.ticket)
-
     async def _ask(self, job: Job, engine: Engine, record: Record, walk: Walk, ticket: Ticket) -> Signal:
+        """Ask one engine and carry its answer; returns what that says of the engine. Raises UpstreamError
+        when the next one may be asked."""
         record.engine = engine.id
         prediction = job.route.predictions.get(engine.id, NO_PREDICTION)
         num_predicted = prediction.match.total
@@ -234,10 +232,12 @@ class Forwarder:
             return broken if failure is None else SIGNALS[failure]
         if job.handed is not None:
             return Signal.OK
-        if job.query.token_ids:
+        now_s = self._clock.now_s()
+        tells_time = job.api.stream or record.reported_ttft_s is not None
+        if job.query.token_ids and tells_time and engine.costs.is_due(now_s):
             num_cached = _first(record.reported_cached_tokens, num_predicted)
             seen = share.finished(num_cached, record.num_prompt_tokens)
-            since_s = self._clock.now_s() - sent_s
+            since_s = now_s - sent_s
             known = seen if job.api.stream else by_reported_times(seen, record, since_s)
             if known is not None:
                 engine.costs.observe(known)

@@ -97,7 +97,8 @@ class Prompts:
         """The ids that the engines in `serving` will compute: all of them, or what is known of them and one
         piece more. `num_bytes`: of the request's body. Raises RequestError for a prompt whose mere number
         of characters is beyond their context."""
-        if is_beyond(api, max([engine.facts.max_model_len for engine in serving])):
+        lengths = [engine.facts.max_model_len for engine in serving]
+        if is_beyond(api, max(lengths)):
             return _none(Reason.TOO_LONG.value)
         tokenizer = self._tokenizers.get(api.model)
         if tokenizer is None:
@@ -116,9 +117,10 @@ class Prompts:
         else:
             tokens = await self._aside(_begin, read, api.body, num_chars)
         # Only a whole prompt is kept from engines whose context is too short for it.
-        shortest = min([e.facts.max_model_len for e in serving if e.facts.max_model_len], default=0)
-        if shortest and not tokens.is_whole and tokens.reading.num_tokens > _NEAR_CONTEXT * shortest:
-            await self._aside(tokens.reading.whole)
+        if not tokens.is_whole:
+            shortest = min(filter(None, lengths), default=0)
+            if shortest and tokens.reading.num_tokens > _NEAR_CONTEXT * shortest:
+                await self._aside(tokens.reading.whole)
         return tokens
 
     async def whole(self, api: ApiRequest, serving: Sequence[Engine]) -> Tokens:

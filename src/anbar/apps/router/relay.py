@@ -19,6 +19,8 @@ from anbar.core.errors import UpstreamBroken, UpstreamStalled
 from anbar.route.breaker import Signal
 
 _EVENT_END = b"\n\n"
+NO_EVENTS = PlainEvents()
+"""Of answers that are no streams: nobody asks it."""
 
 
 class Sieve(Protocol):
@@ -68,7 +70,7 @@ class Relay:
         self._clock = clock
         self._events = is_event_stream
         self._sieve = sieve
-        self._plain = PlainEvents()
+        self._plain = PlainEvents() if is_event_stream else NO_EVENTS
         self._may_pass = False
         """All events so far have ended, and the next may pass without a look if it is nothing but text."""
         self._passed_plain = False

@@ -185,8 +185,8 @@ class InOrder:
     name = "in_order"
     sight = Sight.CACHES
 
-    def __init__(self, num_predicted: int = 0) -> None:
-        self.match = PrefixMatch(num_predicted, num_predicted, num_predicted)
+    def __init__(self, num_predicted: int = 0, match: PrefixMatch | None = None) -> None:
+        self.match = match or PrefixMatch(num_predicted, num_predicted, num_predicted)
 
     def decide(
         self, query: RouteQuery, engines: Sequence[EngineView], matches: Mapping[EngineId, PrefixMatch]

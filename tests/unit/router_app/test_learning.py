@@ -1,5 +1,7 @@
 """What the router learns from the requests that it carries."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 from scripted import (
@@ -8,6 +10,7 @@ from scripted import (
     SSE,
     STREAM,
     Connection,
+    InOrder,
     Path,
     answer,
     ask,
@@ -16,14 +19,17 @@ from scripted import (
     post,
     scripted,
 )
+from tests.unit.route.builders import BLOCK, batch, cleared, offloaded, stored
 from tests.waiting import until
 
 from anbar.apps.router.load import by_reported_times
 from anbar.core.cost import PrefillWork
 from anbar.core.events import Tier
-from anbar.core.ids import RequestId
+from anbar.core.ids import EngineId, RequestId
 from anbar.core.outcome import RequestFacts
 from anbar.core.prefill_learner import PREFILL_PRIOR
+from anbar.core.request import RouteQuery
+from anbar.route import EngineProfile
 from anbar.route.costs import Finished
 
 EVENTS = (
@@ -118,3 +124,23 @@ async def test_what_shows_no_first_token_or_fails_teaches_nothing() -> None:
             (engine,) = path.fleet
             assert engine.costs.learner.num_samples == 0
             assert engine.costs.prefill == PREFILL_PRIOR
+
+
+async def test_a_store_that_has_less_than_was_told_is_not_believed() -> None:
+    """Two blocks are told to be in the store; the engine that was to load them reports one: the other one is
+    predicted no more."""
+    usage = b'{"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}'
+    prompt, name = [1, 2, 3, 4, 5], EngineId("a")
+    query = RouteQuery(RequestId("r"), "m", tuple(prompt), len(prompt))
+    hints = [offloaded(prompt, place, Tier.SHARED, owner="s") for place in range(2)]
+    engine = scripted(answer(b'{"choices": [{"text": "x"}], "usage": %b}' % usage))
+    async with engine as server, path_to([engine_at(server.port, name)]) as path:
+        index = path.flow.parts.caches.index
+        index.attach(name, EngineProfile("m", BLOCK, 1, "f", frozenset({"s"})))
+        index.apply(name, batch(stored(prompt), cleared(), *hints), path.clock.now_s())
+        believed = index.match(query, [name], path.clock.now_s())[name]
+        path.flow.retune(replace(path.flow.parts, policy=InOrder(match=believed)))
+        await ask(path.port, post(REQUEST))
+        await path.finished()
+        left = index.match(query, [name], path.clock.now_s())[name]
+    assert (believed.shared, left.shared) == (4, 2)

@@ -23,8 +23,10 @@ from anbar.apps.router.endpoints import Life
 from anbar.apps.router.monitor import AttachedEngine
 from anbar.apps.router.serve import allow_descriptors
 from anbar.config.models import AnbarConfig
+from anbar.core.cost import PrefillWork
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.fleet import EngineState
+from anbar.route.costs import Finished
 
 MODELS = {"data": [{"id": "m", "root": "m", "parent": None, "max_model_len": 100, "created": 5}]}
 PAGES: Mapping[str, object] = {
@@ -144,16 +146,21 @@ async def test_before_any_engine_is_ready() -> None:
 
 
 async def test_engine_that_dies_and_comes_back() -> None:
-    """Its port is closed: UNHEALTHY within a probe; something answers there again: READY within a probe."""
+    """Its port is closed: UNHEALTHY within a probe; something answers there again: READY within a probe. What
+    was learned of its speed is forgotten, for it may be another one."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(scripted(Pages().script))
         router, _ = await stack.enter_async_context(running(configured(engine.port)))
         await becomes(router, EngineState.READY)
+        costs = router.fleet["e0"].costs
+        costs.observe(Finished(PrefillWork.of(1000, 0), 0.5))
+        assert costs.learner.num_samples == 1
         await engine.stop()
         await becomes(router, EngineState.UNHEALTHY)
         await until(lambda: "no connection" in router.fleet["e0"].health.reason)
         await engine.start()
         await becomes(router, EngineState.READY)
+        assert costs.learner.num_samples == 0
 
 
 async def test_looks_are_cheap() -> None:

@@ -17,7 +17,7 @@ from anbar.apps.router.kv import KvFeed
 from anbar.core.clock import ManualClock
 from anbar.core.errors import WireError
 from anbar.core.ids import EngineId, RequestId
-from anbar.core.outcome import Event
+from anbar.core.outcome import Event, KvStreamGap
 from anbar.core.request import RouteQuery
 from anbar.route import EngineProfile, Placements, PrefixIndex
 
@@ -137,6 +137,20 @@ async def test_a_snapshot_of_a_former_life_is_dropped(tmp_path: Path) -> None:
             assert used
             await until(lambda: late.engine.kv.status.complete)
             assert (late.knows(1), late.knows(2)) == (0, 4)
+
+
+async def test_lost_batches_end_what_was_believed(tmp_path: Path) -> None:
+    """Among them may be removals: nothing that was heard before counts any more, what comes then does."""
+    router = Router()
+    async with publishing(tmp_path) as publisher, following(publisher, router):
+        store(publisher, 1)
+        await router.heard(0)
+        assert router.knows(1) == 4
+        router.feed.on_gap(router.engine.id, 1, 3)
+        assert (router.knows(1), router.events) == (0, [KvStreamGap(router.engine.id, 3)])
+        store(publisher, 2)
+        await router.heard(1)
+        assert (router.knows(1), router.knows(2)) == (0, 4)
 
 
 @pytest.mark.parametrize("profile", [DEVICE_ONLY, WITH_HOST], ids=["device only", "with host memory"])

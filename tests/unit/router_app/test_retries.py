@@ -113,15 +113,16 @@ async def test_retry_after_is_respected_and_passed_on() -> None:
     assert third.endswith(GOOD)
 
 
-async def test_budget_bounds_retries() -> None:
-    """Two engines that answer 503 to everything and a budget of two: two requests are tried twice, the others
-    once, and the answers are the engines' own."""
+@pytest.mark.parametrize(
+    "retries", [RetryConfig(share=0.0, floor=2), RetryConfig(share=0.5, floor=0)], ids=str
+)
+async def test_budget_bounds_retries(retries: RetryConfig) -> None:
+    """Two engines that answer 503 to everything and a budget of two, or of half of the four requests:
+    two requests are tried twice, the others once, and the answers are the engines' own."""
     async with (
         scripted(answer(b"{}", b"503 Down")) as a,
         scripted(answer(b"{}", b"503 Down")) as b,
-        path_to(
-            [engine_at(a.port, "a"), engine_at(b.port, "b")], retries=RetryConfig(share=0.0, floor=2)
-        ) as path,
+        path_to([engine_at(a.port, "a"), engine_at(b.port, "b")], retries=retries) as path,
     ):
         texts = [await ask(path.port, post(REQUEST)) for _ in range(4)]
     assert {text[:12] for text in texts} == {b"HTTP/1.1 503"}

@@ -85,7 +85,7 @@ def purge(config: AnbarConfig, scope: Scope) -> Purge:
         return Purge((*done, f"no store to look in (cache.mode is {config.cache.mode})"), ())
     store = read_store(store_settings(config.cache.store, config.state_dir))
     try:
-        outcome = _remove(store, scope)
+        outcome = Outcome.MISS if _never_made(config, store) else _remove(store, scope)
     except (StoreError, ConfigError) as error:
         return Purge(tuple(done), (f"store {store_id(store)}: entries not removed: {error}",))
     name = f"store {store_id(store)}"
@@ -110,6 +110,11 @@ def _remove(config: StoreConfig, scope: Scope) -> Outcome:
         return store.delete_scope(scope, timeout_s=STORE_TIMEOUT_S)
     finally:
         store.close()
+
+
+def _never_made(config: AnbarConfig, store: StoreConfig) -> bool:
+    """Whether no engine has stored anything: the directory that engines make beside the keys is not there."""
+    return config.cache.store.path is None and store.path is not None and not store.path.exists()
 
 
 def _missing(config: StoreConfig) -> Iterator[str]:

@@ -7,14 +7,12 @@ import typer
 from anbar.apps.purge import Target, purge, scope_of
 from anbar.cli.options import ConfigOption, SetOption, load_options
 
-app = typer.Typer(
-    help="See to what is cached.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
-)
+app = typer.Typer(add_completion=False)
 
 
-@app.callback()
+@app.callback(no_args_is_help=True)
 def cache() -> None:
-    """See to what is cached."""
+    """Remove what is cached."""
 
 
 @app.command("purge")

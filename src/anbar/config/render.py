@@ -172,6 +172,7 @@ def router_config(
         "engines": engines,
         "cache": cache,
         "router": config.router.model_dump(mode="json"),
+        "tenants": None if config.tenants is None else config.tenants.model_dump(mode="json"),
     }
     if config.tenants is not None:
         file["tenants"] = config.tenants.model_dump(mode="json", exclude_none=True)

@@ -334,6 +334,20 @@ def test_nixl_takes_the_place_of_the_cache() -> None:
     assert "UCX_TLS" not in env
 
 
+def test_the_router_knows_the_tenants() -> None:
+    """They reach it as they were written, and so does every table of the file there is."""
+    tenants = {
+        "header": "x-tenant",
+        "scopes": {"lab": {"encrypt": True, "store": "never", "ttl_s": 60.0}},
+        "by_name": {"ada": {"group": "lab"}, "shop": None},
+    }
+    engines = [{"name": "d", "url": "http://d"}]
+    config = AnbarConfig.model_validate({"engines": engines, "tenants": tenants})
+    found = router_config(config, {}, Path("/state"))
+    assert AnbarConfig.model_validate(found).tenants == config.tenants
+    assert found.keys() == AnbarConfig.model_fields.keys()
+
+
 def test_the_router_knows_the_roles() -> None:
     """Of launched engines as of attached ones."""
     engines = [

@@ -133,7 +133,7 @@ def test_without_tenants_there_is_nothing_to_purge(tmp_path: Path) -> None:
 def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
     """Key and salt are done first; the store is named as not done, and the exit status says so. Its directory
     is not made in its absence."""
-    place = Place(tmp_path)
+    place = Place(tmp_path, cache={"store": {"path": "state/store"}})
     place.keys.make_data_key("bank")
     place.store_dir.rmdir()
     done = place.purge("--tenant", "bank")
@@ -141,6 +141,16 @@ def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
     assert f"NOT DONE: store {_store_id(place)}: entries not removed: {place.store_dir}" in done.output
     assert place.keys.data_key("bank") is None
     assert place.keys.epoch("bank") != b""
+    assert not place.store_dir.exists()
+
+
+def test_before_anything_was_stored(tmp_path: Path) -> None:
+    """The store that engines make in the state directory is not there yet: nothing is left to do."""
+    place = Place(tmp_path)
+    place.store_dir.rmdir()
+    done = place.purge("--tenant", "bank")
+    assert done.exit_code == 0
+    assert "had no entries" in done.output
     assert not place.store_dir.exists()
 
 

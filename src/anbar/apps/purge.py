@@ -27,10 +27,12 @@ _NAMESPACE = b"purge"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be purged: one of the three."""
+    """What is to be purged: one of the four."""
 
     tenant: str | None = None
     group: str | None = None
+    scope: str | None = None
+    """By its name alone: of a tenant or a group that is not in the file any more."""
     default: bool = False
 
 
@@ -44,19 +46,25 @@ class Purge:
 
 def scope_of(tenants: TenantsConfig | None, target: Target) -> Scope:
     """The scope that is meant. Raises ConfigError, also where others would be purged unasked."""
-    if [target.tenant is not None, target.group is not None, target.default].count(True) != 1:
-        raise ConfigError("command line: needs one of --tenant NAME, --group NAME and --default")
+    named = (target.tenant, target.group, target.scope)
+    if sum(name is not None for name in named) + target.default != 1:
+        raise ConfigError("command line: needs one of --tenant, --group, --scope and --default")
     if tenants is None:
         raise ConfigError("there are no `tenants` in the configuration: nobody's KV is kept apart")
     if target.default:
         return DEFAULT_SCOPE
     if target.group is not None:
         return _group(tenants, target.group)
+    if target.scope is not None:
+        if not target.scope:
+            raise ConfigError("command line --scope: is empty; --default means requests without a tenant")
+        return target.scope
     assert target.tenant is not None, "counted above"
     scope = tenants.scope_of(target.tenant)
     if scope is None:
         near = suggestion(target.tenant, tenants.by_name)
-        raise ConfigError(f"command line --tenant {target.tenant}: tenants.by_name has no such tenant{near}")
+        gone = near or f"; if it was taken out, --scope {target.tenant} purges what it left"
+        raise ConfigError(f"command line --tenant {target.tenant}: tenants.by_name has no such tenant{gone}")
     if tenants.by_name[target.tenant].group is not None:
         raise ConfigError(
             f"command line --tenant {target.tenant}: its KV is that of the group {scope!r} "

@@ -25,6 +25,14 @@ def purge_scope(
     group: Annotated[
         str | None, typer.Option("--group", metavar="NAME", help="Of all tenants of this group.")
     ] = None,
+    scope: Annotated[
+        str | None,
+        typer.Option(
+            "--scope",
+            metavar="NAME",
+            help="Of the tenant or the group of this name, also if it is not in the file any more.",
+        ),
+    ] = None,
     default: Annotated[bool, typer.Option("--default", help="Of requests without a known tenant.")] = False,
 ) -> None:
     """Make all that is cached of a tenant unusable at once, and remove it from the store.
@@ -35,11 +43,11 @@ def purge_scope(
     status 1 when the store was away: key and salt are done then.
     """
     config = load_options(file, settings).config
-    scope = scope_of(config.tenants, Target(tenant, group, default))
+    found_scope = scope_of(config.tenants, Target(tenant, group, scope, default))
     assert config.tenants is not None, "scope_of sees to it"
-    whose = ", ".join(config.tenants.members(scope)) or "requests without a known tenant"
+    whose = ", ".join(config.tenants.members(found_scope)) or found_scope or "requests without a known tenant"
     typer.echo(f"purging what is cached of {whose}")
-    found = purge(config, scope)
+    found = purge(config, found_scope)
     for text in found.done:
         typer.echo(f"  {text}")
     for text in found.failed:

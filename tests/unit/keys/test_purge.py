@@ -101,13 +101,26 @@ def test_requests_without_a_tenant(tmp_path: Path) -> None:
     assert place.held("", "bank") == ["bank"]
 
 
+def test_who_was_taken_out_of_the_file(tmp_path: Path) -> None:
+    """A tenant that is refused since is purged by the name of its scope."""
+    place = Place(tmp_path)
+    place.fill("left", "bank")
+    place.keys.make_data_key("left")
+    done = place.purge("--scope", "left")
+    assert (done.exit_code, "cached of left" in done.output) == (0, True)
+    assert (place.keys.data_key("left"), place.held("left", "bank")) == (None, ["bank"])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "needs one of --tenant NAME, --group NAME and --default"),
+        ([], "needs one of --tenant, --group, --scope and --default"),
+        (["--scope", ""], "--default means requests without a tenant"),
+        (["--scope", "bank", "--group", "lab"], "needs one of"),
         (["--tenant", "bank", "--default"], "needs one of"),
         (["--tenant", "bnak"], "no such tenant; did you mean `bank`?"),
         (["--tenant", "lab"], "no such tenant"),
+        (["--tenant", "gone-long-ago"], "if it was taken out, --scope gone-long-ago purges what it left"),
         (["--tenant", ""], "no such tenant"),
         (["--group", "bank"], "no such group; use --tenant bank"),
         (["--group", "labs"], "no such group; did you mean `lab`?"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from anbar.tier.scopes import Scopes
-from anbar.tier.store import Scope, StoreStats
+from anbar.tier.store import Scope, ScopeStats, StoreStats
 from anbar.tier.tally import Series, Tally
 
 KEYS = "anbar_tier_scope_keys"
@@ -53,7 +53,8 @@ class ScopeCounts:
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
-        self._evicted: Counter[Scope] = Counter()
+        self._held: dict[Scope, ScopeStats] = {}
+        self._all_held: Mapping[Scope, ScopeStats] = {}
 
     def take(self, tally: Tally) -> Iterator[Sample]:
         """What was counted since the last call."""
@@ -69,22 +70,24 @@ class ScopeCounts:
         for (metric, labels), amount in added.items():
             yield Sample(metric, labels, amount)
 
-    def evicted(self, stats: StoreStats) -> Iterator[Sample]:
-        """What was evicted since the last call."""
+    def holdings(self, stats: StoreStats) -> tuple[list[Sample], list[Sample]]:
+        """What scopes hold and may hold, as gauges, and what was evicted since, to be added: of those of whom
+        it is not what it was at the last call."""
+        gauges: list[Sample] = []
+        evicted: list[Sample] = []
+        if stats.scopes is self._all_held:
+            return gauges, evicted
+        self._all_held = stats.scopes
         for scope, held in stats.scopes.items():
-            if (added := held.num_evicted - self._evicted[scope]) > 0:
-                self._evicted[scope] = held.num_evicted
-                yield Sample(EVICTED, (scope,), added)
-
-    @staticmethod
-    def gauges(stats: StoreStats) -> Iterator[Sample]:
-        """What scopes hold and may hold."""
-        for scope, held in stats.scopes.items():
-            values = (
-                (ENTRIES, held.num_entries),
-                (USED_BYTES, held.used_bytes),
-                (QUOTA_BYTES, held.quota_bytes),
-            )
-            for name, value in values:
+            known = self._held.get(scope)
+            if known is held or known == held:
+                continue
+            self._held[scope] = held
+            sizes = ((ENTRIES, held.num_entries), (USED_BYTES, held.used_bytes))
+            for name, value in (*sizes, (QUOTA_BYTES, held.quota_bytes)):
                 if value is not None:
-                    yield Sample(name, (scope,), value)
+                    gauges.append(Sample(name, (scope,), value))
+            added = held.num_evicted - (known.num_evicted if known is not None else 0)
+            if added > 0:
+                evicted.append(Sample(EVICTED, (scope,), added))
+        return gauges, evicted

@@ -77,13 +77,14 @@ def test_what_a_store_says_of_scopes() -> None:
         part = StoreStats(None, None, None, scopes={"acme": ScopeStats(2, 200, 500, evicted)})
         return summed([part, part, StoreStats(None, None, None)])
 
-    assert list(counts.gauges(stats(0))) == [
+    gauges, evicted = counts.holdings(stats(3))
+    assert gauges == [
         Sample(scope_counts.ENTRIES, ("acme",), 4),
         Sample(scope_counts.USED_BYTES, ("acme",), 400),
         Sample(scope_counts.QUOTA_BYTES, ("acme",), 1000),
     ]
-    assert list(counts.evicted(stats(3))) == [Sample(scope_counts.EVICTED, ("acme",), 6)]
-    assert list(counts.evicted(stats(3))) == []
-    assert list(counts.evicted(stats(4))) == [Sample(scope_counts.EVICTED, ("acme",), 2)]
+    assert evicted == [Sample(scope_counts.EVICTED, ("acme",), 6)]
+    assert counts.holdings(stats(3)) == ([], [])
+    assert counts.holdings(stats(4)) == (gauges, [Sample(scope_counts.EVICTED, ("acme",), 2)])
     unknown = StoreStats(None, None, None, scopes={"acme": ScopeStats(None, None, None)})
-    assert list(counts.gauges(unknown)) == []
+    assert ScopeCounts(SCOPES).holdings(unknown) == ([], [])

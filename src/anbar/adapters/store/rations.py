@@ -34,6 +34,8 @@ class Ration:
         self.occupancy = Occupancy()
         self.num_evicted = 0
         """Entries that this process has evicted, of all namespaces."""
+        self.is_changed = True
+        """Since `stats` was asked last."""
         self._low_fraction = low_fraction
         self._lock = threading.Lock()
         self._refused_bytes = 0
@@ -48,12 +50,20 @@ class Ration:
                 self._refused_bytes = max(self._refused_bytes, num_bytes)
                 return False
             self.occupancy.wrote(part, num_bytes)
+            self.is_changed = True
             self._written_bytes += num_bytes
             return True
 
     def withdrew(self, part: int, num_bytes: int) -> None:
         """The entry could not be written."""
         self.occupancy.wrote(part, -num_bytes, -1)
+        self.is_changed = True
+
+    def stats(self) -> ScopeStats:
+        """As of now; what it holds is not known before the first look."""
+        num_entries, used_bytes = self.occupancy.num_entries, self.occupancy.used_bytes
+        known_bytes = None if num_entries is None else used_bytes
+        return ScopeStats(num_entries, known_bytes, self.quota_bytes, self.num_evicted)
 
     def wants_look(self) -> bool:
         """Whether a value was refused, or a twentieth of the quota was written; told once."""
@@ -88,6 +98,7 @@ class Rations:
         self._low_fraction = low_fraction
         self._dirs: Mapping[str, Scope] = {scope_dir(scope): scope for scope in scopes.named}
         self._rations = {name: self._new(scopes.of(scope)) for name, scope in self._dirs.items()}
+        self._stats: Mapping[Scope, ScopeStats] = {}
 
     def ttl_s(self, name: str) -> float | None:
         """How long entries in a scope's directory live unused; None: as long as there is room."""
@@ -123,6 +134,7 @@ class Rations:
                 mine[part] = before[0] + num_bytes, before[1] + 1
         for name, mine in sizes.items():
             self._rations[name].occupancy.counted(mine)
+            self._rations[name].is_changed = True
 
     def looked(self) -> None:
         """A look is over."""
@@ -131,19 +143,18 @@ class Rations:
             if name not in self._dirs and not ration.occupancy.num_entries:
                 self._rations.pop(name, None)
 
-    def stats(self) -> dict[Scope, ScopeStats]:
-        """Of the scopes that are listed."""
-        found = {}
+    def stats(self) -> Mapping[Scope, ScopeStats]:
+        """Of the scopes that are listed. Asked after every call on the store: those that have not changed are
+        not looked at."""
+        changed = {}
         for name, scope in self._dirs.items():
             ration = self._rations[name]
-            occupancy = ration.occupancy
-            found[scope] = ScopeStats(
-                num_entries=occupancy.num_entries,
-                used_bytes=None if occupancy.num_entries is None else occupancy.used_bytes,
-                quota_bytes=ration.quota_bytes,
-                num_evicted=ration.num_evicted,
-            )
-        return found
+            if ration.is_changed:
+                ration.is_changed = False
+                changed[scope] = ration.stats()
+        if changed:
+            self._stats = {**self._stats, **changed}
+        return self._stats
 
     def _rules(self, name: str) -> ScopeRules:
         scope = self._dirs.get(name)

@@ -264,9 +264,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._gauge(stats, USED_BYTES, store.used_bytes)
         self._gauge(stats, CAPACITY_BYTES, store.capacity_bytes)
         self._gauge(stats, WRITABLE, store.is_writable)
-        for sample in self._scope_counts.gauges(store):
+        gauges, evicted = self._scope_counts.holdings(store)
+        for sample in gauges:
             stats.set_gauge(sample.name, float(sample.value), (*self._label, *sample.labels))
-        for sample in self._scope_counts.evicted(store):
+        for sample in evicted:
             stats.increase_counter(sample.name, sample.value, (*self._label, *sample.labels))
         for part in store.parts:
             stats.set_gauge(PART_BREAKER_STATE, part.breaker, (*self._label, part.id))

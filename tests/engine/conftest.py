@@ -11,6 +11,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from anbar.apps import interpreter, model
+from anbar.config.tenants import TenantsConfig
 from tests.engine.engine import Engine, EngineConfig, shared
 from tests.engine.fault_record import FaultRecord
 from tests.ports import free_port
@@ -130,9 +131,16 @@ def launch(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         engine.kill()
 
 
+SEALED = "sealed"
+"""A tenant of the pair's engines whose blocks are encrypted in the store."""
+TENANTS = TenantsConfig.model_validate(
+    {"header": "x-tenant", "by_name": {SEALED: {}}, "scopes": {SEALED: {"encrypt": True}}}
+)
+
+
 @dataclass(frozen=True)
 class StorePair:
-    """Two engines on one store, which answer."""
+    """Two engines on one store, which answer. Data keys are beside the store's directory."""
 
     first: Engine
     second: Engine
@@ -150,7 +158,16 @@ def store_pair(
         if not pairs or not (pairs[-1].first.is_running and pairs[-1].second.is_running):
             store = tmp_path_factory.mktemp("pair") / "store"
             engines = [
-                launch(EngineConfig(unique(f"{name}{len(pairs)}"), smollm2, shared(store), num_blocks=96))
+                launch(
+                    EngineConfig(
+                        unique(f"{name}{len(pairs)}"),
+                        smollm2,
+                        shared(store),
+                        num_blocks=96,
+                        tenants=TENANTS,
+                        state_dir=store.parent,
+                    )
+                )
                 for name in ("first", "second")
             ]
             pairs.append(StorePair(*engines, store))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import StorePair
+from anbar.adapters.keys.files import KeyFiles
+from tests.engine.conftest import SEALED, StorePair
 from tests.engine.engine import BLOCK, LIMIT_S, Answer, Engine, story
 
 pytestmark = pytest.mark.shared
@@ -18,6 +19,7 @@ SALTED = story(3, 20)
 LOADS = "anbar_tier_loads_total"
 LOOKUPS = "anbar_tier_lookups_total"
 STORES = "anbar_tier_stores_total"
+SCOPE_KEYS = "anbar_tier_scope_keys_total"
 STATE = "anbar_tier_breaker_state"
 OPEN = 2
 
@@ -124,6 +126,44 @@ def test_scopes_and_storing_are_honoured(pair: Pair) -> None:
         engine.wait_metric(STORES, before + 1, result="unwanted")
         engine.forget(host=True)
         assert engine.complete(private).cached == 0
+
+
+def test_without_its_data_key_a_block_is_computed(pair: Pair) -> None:
+    """A tenant's blocks are encrypted in the store: hits, with its data key. The key is deleted while the
+    engine runs: the prompt is computed, with the same text, and lookups say why; others' blocks are hits.
+    What is stored then has a new key, and is found with it. The metrics tell it of the tenant."""
+    engine, keys = pair.engine, KeyFiles(pair.past.store.parent / "keys")
+    text, params = story(12, 20), _params(scope=SEALED)
+    found = {"scope": SEALED, "operation": "lookup", "result": "hit"}
+    refused = {**found, "result": "no_key"}
+
+    def ask() -> Answer:
+        return engine.complete(text, kv_transfer_params=params)
+
+    def store_all(answer: Answer) -> None:
+        engine.wait_metric(STORES, stored + answer.prompt_tokens // BLOCK, result="hit")
+        engine.forget(host=True)
+
+    stored, hits = engine.metric(STORES, result="hit"), engine.metric(SCOPE_KEYS, **found)
+    first = ask()
+    store_all(first)
+    loaded = engine.heard(ask)
+    assert loaded.cached > 0.9 * loaded.prompt_tokens
+    assert loaded.text == first.text
+    assert engine.wait_metric(SCOPE_KEYS, hits + loaded.cached // BLOCK, **found)
+    assert keys.purge(SEALED).had_key
+    engine.forget(host=True)
+    stored, misses = engine.metric(STORES, result="hit"), engine.metric(SCOPE_KEYS, **refused)
+    computed = engine.heard(ask)
+    assert computed.cached == 0
+    assert computed.text == first.text
+    engine.wait_metric(SCOPE_KEYS, misses + 1, **refused)
+    store_all(computed)
+    assert engine.heard(lambda: engine.complete(PROMPT)).cached
+    engine.forget(host=True)
+    again = engine.heard(ask)
+    assert again.cached > 0.9 * again.prompt_tokens
+    assert again.text == first.text
 
 
 def test_what_cached_tokens_counts(pair: Pair) -> None:

@@ -392,7 +392,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["native", "nothing", "files", "fs"])
     parser.add_argument("--lmcache", type=int, default=0, help="port of a server")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
     init_none_hash(sha256)
     drives: dict[str, Drive] = {}

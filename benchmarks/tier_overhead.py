@@ -12,6 +12,8 @@ Two parts, together or by themselves (`--part`):
 
 import argparse
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -102,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", nargs="+", default=["off", "shared"], help="of off, native, shared")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
     options.command = "make bench NAME=tier-overhead"
     python = interpreter.inspect(*interpreter.choose(os.environ))
     if options.part in ("all", "plugin"):

@@ -27,6 +27,9 @@ for too long that a store is as fast as it was: with this one ten times slower i
 HALF_LIFE_S = 600.0
 """Seconds after which what was learned counts half."""
 
+EVERY_S, EAGER = 0.1, 64
+"""After so many loads at most one in so many seconds teaches: the scheduler's thread learns."""
+
 FEWEST = 2.5
 """Faded loads with which something is known: three, so that none decides by itself."""
 
@@ -55,6 +58,8 @@ class LoadSpeed:
         self._sums = FadedSums(HALF_LIFE, 2)
         self._faded_at_s = clock.now_s()
         self._cost: TierCost | None = prior
+        self._num_taught = 0
+        self._taught_s = clock.now_s()
 
     @property
     def is_known(self) -> bool:
@@ -75,6 +80,10 @@ class LoadSpeed:
         ignored."""
         if num_bytes <= 0 or not math.isfinite(seconds) or seconds <= 0:
             return
+        now_s = self._clock.now_s()
+        if self._num_taught >= EAGER and now_s - self._taught_s < EVERY_S:
+            return
+        self._num_taught, self._taught_s = self._num_taught + 1, now_s
         expected = self.cost.seconds(num_bytes)
         step = MAX_STEP if self.is_known else MAX_FIRST_STEP
         measured = min(max(seconds, expected / step), expected * step)

@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from anbar.core.clock import ManualClock
 from anbar.core.cost import TierCost
-from anbar.tier.load_speed import HALF_LIFE_S, PRIOR, LoadSpeed
+from anbar.tier.load_speed import EAGER, EVERY_S, HALF_LIFE_S, PRIOR, LoadSpeed
 
 MIB = 1 << 20
 
 
-def taught(truth: TierCost, *, count: int = 60, noise: float = 0.1) -> LoadSpeed:
+def taught(
+    truth: TierCost, *, count: int = 60, noise: float = 0.1, clock: ManualClock | None = None
+) -> LoadSpeed:
     """Loads of 1 to 256 MiB, of which one in twenty hangs for ten times as long."""
-    speed, rng = LoadSpeed(ManualClock()), Random(3)
+    speed, rng = LoadSpeed(clock or ManualClock()), Random(3)
     for _ in range(count):
         num_bytes = int(MIB * 2 ** rng.uniform(0, 8))
         factor = 10.0 if rng.random() < 0.05 else 1 + rng.uniform(-noise, noise)
@@ -56,8 +58,10 @@ def test_one_load_that_hung_decides_nothing() -> None:
 
 def test_a_store_that_became_slow_is_noticed() -> None:
     """Ten times slower for 40 loads: known within a third."""
-    speed = taught(TierCost(0.001, 2e9))
+    clock = ManualClock()
+    speed = taught(TierCost(0.001, 2e9), clock=clock)
     for _ in range(40):
+        clock.advance(EVERY_S)
         speed.observe(8 * MIB, 10 * TierCost(0.001, 2e9).seconds(8 * MIB))
     assert speed.cost.seconds(8 * MIB) == pytest.approx(0.052, rel=0.35)
 
@@ -108,3 +112,18 @@ def test_the_estimate_is_always_one(samples: list[tuple[int, float, float]]) -> 
         assert cost.latency_s >= 0
         assert 0 < cost.bytes_per_s < float("inf")
         assert cost.seconds(MIB) <= cost.seconds(2 * MIB)
+
+
+def test_of_many_loads_few_teach() -> None:
+    """A thousand loads a second: once something is known, those within a moment of the last that taught say
+    nothing, however slow they were; the next one after it does."""
+    clock = ManualClock()
+    speed = taught(TierCost(0.001, 2e9), count=EAGER, clock=clock)
+    before = speed.cost
+    for _ in range(90):
+        clock.advance(EVERY_S / 100)
+        speed.observe(8 * MIB, 1.0)
+    assert speed.cost == before
+    clock.advance(EVERY_S)
+    speed.observe(8 * MIB, 1.0)
+    assert speed.cost.seconds(8 * MIB) > before.seconds(8 * MIB)

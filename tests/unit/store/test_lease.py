@@ -1,7 +1,9 @@
 """A caller's memory while threads of the store work on it, and afterwards."""
 
+import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +119,17 @@ def test_damage_in_any_piece_is_found(store: FilesStore, tmp_path: Path, offset:
     path.write_bytes(data)
     assert get(store, KEY, len(LARGE))[0] is Outcome.CORRUPT
     assert exists(store, KEY) is Outcome.MISS
+
+
+def test_nothing_is_written_after_close(tmp_path: Path) -> None:
+    """A store is closed while its sweep is at work, and its directory removed at once: it is not made again,
+    nor is anything put into it."""
+    for number in range(20):
+        root = tmp_path / str(number)
+        store = FilesStore(FilesConfig(root, "lease-test", replace(QUIET, interval_s=0.0)), b"model")
+        store.open()
+        put(store, KEY, VALUE)
+        store.close()
+        names = {thread.name for thread in threading.enumerate()}
+        assert not any(name.startswith("anbar-files") for name in names)
+        shutil.rmtree(root)

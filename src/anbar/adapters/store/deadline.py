@@ -36,11 +36,14 @@ class DeadlineRunner:
         self._tasks: queue.SimpleQueue[_Task[object] | None] = queue.SimpleQueue()
         self._num_threads = num_threads
         self._name = name
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads; daemons, since a hung one must not keep the process from ending."""
         for index in range(self._num_threads):
-            threading.Thread(target=self._work, name=f"{self._name}-{index}", daemon=True).start()
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{index}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def run(self, works: Iterable[Callable[[], T]], deadline_s: float) -> Iterator[tuple[int, T]]:
         """`(index, result)` of each operation, in the order in which they end, until `deadline_s`
@@ -74,6 +77,12 @@ class DeadlineRunner:
         """Let the threads end after what is queued; hung ones end with their operation."""
         for _ in range(self._num_threads):
             self._tasks.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """After `close`: wait until they have ended, those that do not hang."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _KEYS_PER_STAT = 32
 """Keys that one operation of `exists` looks up: enough to outweigh handing it to a thread."""
+_END_S = 2.0
+"""How long closing waits for threads; the rest hang in the file system, and end with what they wait for."""
 _BYTES_PER_TASK = 512 * 1024
 """Values that are so small together are one operation, for the same reason."""
 
@@ -151,6 +153,9 @@ class FilesStore:
             self._is_open = False
             self._sweeper.close()
             self._runner.close()
+            # Nothing is written afterwards, so that who closes a store may remove its directory.
+            self._runner.join(_END_S)
+            self._sweeper.join(_END_S)
 
     def _unknown(self, num_keys: int) -> list[Outcome]:
         """What is said of keys whose operation does not end in time."""

@@ -91,16 +91,21 @@ class Sweeper:
         the low mark alone leaves no room for one."""
         self._evicted: deque[bytes] = deque(maxlen=_MAX_EVICTED)
         self._wake = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anbar-files-sweep", daemon=True)
 
     def start(self) -> None:
         """Start the thread; a daemon, since the file system may hang."""
-        threading.Thread(target=self._run, name="anbar-files-sweep", daemon=True).start()
+        self._thread.start()
 
     def close(self) -> None:
         """Let the thread end."""
-        self._closed = True
+        self._closed.set()
         self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has: it writes to the directory no more. It may hang in the file system."""
+        self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """There is something to do: no room for a value, or a scope in the trash."""
@@ -294,7 +299,7 @@ class Sweeper:
 
     def _run(self) -> None:
         interval_s = self._bounds.interval_s
-        while not self._closed:
+        while not self._closed.is_set():
             began_s, began_cpu_s = time.monotonic(), time.thread_time()
             num_parts = NUM_PARTS
             # A store that cannot be read now says so by its outcomes; the next look may find it back.
@@ -305,7 +310,7 @@ class Sweeper:
             self._wake.wait(max(pause_s, interval_s * num_parts / NUM_PARTS))
             self._wake.clear()
             # Writers that find no room wake the sweep at every call: look at most once a second.
-            time.sleep(min(1.0, interval_s))
+            self._closed.wait(min(1.0, interval_s))
 
 
 def _date(entry: Entry, now_s: float) -> None:

@@ -208,3 +208,25 @@ def test_two_copies_outlive_a_member() -> None:
     assert told["b"].keys["lookup", "error"] > 0
     assert told["a"].keys["load", "hit"] > 0
     assert served.breaker(1) is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(0.002, 1e9), (0.02, 2e7), (0.05, 1e8), (0.08, 3e7)])
+def test_the_sooner_side_is_chosen_at_every_length(latency_s: float, bytes_per_s: float) -> None:
+    """At ten lengths the same prompt is loaded and computed by force; what the engine chooses by itself is
+    the side that took less, but where both are within a tenth."""
+    served = Served(whole(part("one", latency_s, bytes_per_s)))
+    learn(served)
+    chosen, num_right = 0, 0
+    for number, tokens in enumerate((64, 128, 192, 256, 384, 512, 800, 1200, 1600, 3200)):
+        served.ask(0, number, tokens + 1)
+        took_s = []
+        for prefill in (PrefillCost(100.0), PrefillCost(1e-9), None):
+            began_s = served.now_s
+            request = served.ask(1, number, tokens + 1, Wish(prefill=prefill, storing=Storing.NEVER))
+            took_s.append(served.now_s - began_s)
+        load_s, compute_s, _ = took_s
+        if abs(load_s - compute_s) > 0.1 * compute_s:
+            chosen += 1
+            num_right += (request.num_external_hit > 0) is (load_s < compute_s)
+    assert chosen >= 8
+    assert num_right == chosen

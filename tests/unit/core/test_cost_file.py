@@ -1,13 +1,14 @@
 """The cost file: what is written is read back, and what is wrong is named."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anbar.core.cost import CopyCost, EngineCost, TokenCurve
+from anbar.core.cost import CopyCost, EngineCost, StoreCost, TierCost, TokenCurve
 from anbar.core.cost_file import CostFile, EngineType, Measured, Residual, parse, render
 from anbar.core.errors import ConfigError
 
@@ -33,6 +34,20 @@ FILE = CostFile(
 def test_round_trip() -> None:
     """Everything that is written is read back."""
     assert parse(render(FILE), "f.json") == FILE
+
+
+def test_costs_of_stores() -> None:
+    """They are optional, by kind; a wrong one is named."""
+    stores = {"s3": StoreCost(0.03, TierCost(0.1, 5e8), TierCost(0.2, 4e8))}
+    content = replace(FILE, stores=stores)
+    assert parse(render(content), "f.json") == content
+    data = json.loads(render(content))
+    data["stores"]["s3"]["load"]["bytes_per_s"] = 0
+    with pytest.raises(ConfigError, match=r"stores\.s3\.load\.bytes_per_s is 0; allowed: numbers above 0"):
+        parse(json.dumps(data), "f.json")
+    data["stores"] = {"tape": {}}
+    with pytest.raises(ConfigError, match=r"stores\.tape is not known; allowed: files, s3, valkey"):
+        parse(json.dumps(data), "f.json")
 
 
 _amount = st.floats(0, 1e6)

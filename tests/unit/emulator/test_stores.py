@@ -12,6 +12,8 @@ from anbar.apps.emulator import EmulatedEngine, EngineSettings
 from anbar.apps.emulator.flags import parse
 from anbar.apps.emulator.launch import plan
 from anbar.apps.emulator.store_costs import STORES
+from anbar.core.cost import EngineCost, StoreCost, TierCost, TokenCurve
+from anbar.core.cost_file import CostFile, EngineType, Measured, render
 from anbar.core.errors import ConfigError
 from anbar.sim.engine.shared import SharedTier
 from anbar.sim.engine.store import StorePart, StoreParts
@@ -83,6 +85,18 @@ def test_costs_are_those_of_the_kind(model_dir: Path, tmp_path: Path) -> None:
     assert isinstance(far, StorePart)
     assert (near.cost.load, near.cost.deadline_s) == (STORES["files"].load, 2.0)
     assert far.cost.lookup_s == STORES["s3"].lookup_s
+    costs = {"valkey": StoreCost(0.5, TierCost(0.25, 1e6), TierCost(0.125, 1e6))}
+    kind = EngineType("m", "cpu", "float32", "0.32.0", 32, 1000, 2048)
+    measured = EngineCost(TokenCurve(((1, 0.01), (2, 0.02))))
+    file = tmp_path / "cost.json"
+    file.write_text(render(CostFile(kind, Measured("", "", 0.0), measured, costs)))
+    shared = settings(model_dir, VALKEY, "--cost", str(file)).shared
+    assert shared is not None
+    assert (shared.cost.lookup_s, shared.cost.load.latency_s, shared.cost.store.latency_s) == (
+        0.5,
+        0.25,
+        0.125,
+    )
 
 
 def test_loading_whatever_is_found(model_dir: Path) -> None:

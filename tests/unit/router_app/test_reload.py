@@ -365,6 +365,10 @@ def test_every_key_is_live_or_needs_a_restart() -> None:
         assert any(key == one or key.startswith(f"{one}.") for key in keys), one
 
 
+APART = {"router.split", "router.self_check"}
+"""Live, with tests of their own."""
+
+
 async def test_figures_of_running_parts(site: Site) -> None:
     """Retries, breakers, queues, limits, what is kept: the router goes by what is in the file, at once.
     Every live key is here, or has a test of its own."""
@@ -397,8 +401,7 @@ async def test_figures_of_running_parts(site: Site) -> None:
                 "session": {"header": "x-chat", "bound": 2.5},
                 "models": {"gpt": "m"},
             }
-            apart = {"router.split", "router.self_check"}
-            live = {key for key in reload.LIVE - apart if key.startswith("router.")}
+            live = {key for key in reload.LIVE - APART if key.startswith("router.")}
             assert live == {f"router.{name}" for name in figures}
             kept = router.flow.parts.budget, router.flow.parts.idempotency, router.fleet["a"].breaker
             site.write({"a": engine.port}, **figures)

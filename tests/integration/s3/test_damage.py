@@ -192,14 +192,19 @@ def test_a_scope_has_an_age_of_its_own(opener: Opener, config: S3StoreConfig, bu
 
 def test_what_is_old_is_collected_and_told(opener: Opener, config: S3StoreConfig, bucket: Bucket) -> None:
     """A pass over 1,200 objects, more than a page: with nothing too old it counts them; later it removes all,
-    also another model's, and tells the keys of its own."""
+    also another model's and an earlier format version's, and tells the keys of its own. What is beside them,
+    or a later version's, is left alone."""
     one, two = opener(b"one"), opener(b"two")
     keys = [index.to_bytes(4, "big") for index in range(2)]
     for key in keys:
         put(one, key, VALUE)
     put(two, KEY, VALUE)
     for index in range(1200):
-        bucket.write(f"{config.place.prefix}/v1/{'0' * 32}/{'0' * 32}/00/{index:08x}.kv", b"x")
+        version = "v1" if index else "v0"
+        bucket.write(f"{config.place.prefix}/{version}/{'0' * 32}/{'0' * 32}/00/{index:08x}.kv", b"x")
+    others = {f"{config.place.prefix}/{name}" for name in ("v2/x/00.kv", "notes/v1/00.kv")}
+    for name in others:
+        bucket.write(name, b"x")
 
     async def pass_over(now_s: float) -> Sweep:
         sweep = Sweep(one.layout)
@@ -216,4 +221,4 @@ def test_what_is_old_is_collected_and_told(opener: Opener, config: S3StoreConfig
     assert set(late.take_evicted()) == set(keys)
     assert late.take_evicted() == []
     assert late.stats().num_entries == 0
-    assert bucket.names() == set()
+    assert bucket.names() == others

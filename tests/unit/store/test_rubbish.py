@@ -160,3 +160,24 @@ def test_damage_without_a_place_aside_is_still_a_miss(rig: Rig) -> None:
     rig.path(1).unlink()
     shutil.rmtree(rig.root / "v1")
     assert put(rig.store, key(1), VALUE) is Outcome.HIT
+
+
+def test_earlier_versions_leave_when_nobody_uses_them(rig: Rig) -> None:
+    """An engine of an earlier release still reads one of its entries: that stays, the others go, and so do
+    directories without any. A later version's directory, and what is none, are left alone."""
+    old, used = (rig.root / "v0" / "namespace" / "scope" / name for name in ("old.kv", "used.kv"))
+    kept = [rig.root / "v2" / "x" / "old.kv", rig.root / "v0.1" / "old.kv", rig.root / "notes" / "old.kv"]
+    for path in (old, used, *kept, rig.root / "v0" / "left" / "old.kv"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(VALUE)
+        date(path, rig.time.wall_s - 8 * 86_400)
+    date(used, rig.time.wall_s - 86_400)
+    rig.sweeper.sweep()
+    assert [path.exists() for path in (old, used, *kept)] == [False, True, True, True, True]
+    date(used, rig.time.wall_s - 8 * 86_400)
+    rig.sweeper.sweep()
+    for path in (rig.root / "v0").rglob("*"):
+        date(path, rig.time.wall_s - STALE_S - 1)
+    rig.sweeper.sweep()
+    assert not used.exists()
+    assert not (rig.root / "v0" / "left").exists()

@@ -14,6 +14,7 @@ A key of up to 96 bytes is its own file name (an engine's keys have 36), so that
 what it held; a longer one is named by its digest.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,12 @@ class Layout:
         is_named = len(key) <= _MAX_NAMED_KEY_BYTES
         name = key.hex() if is_named else _DIGEST_MARK + digest.hex()
         return f"{self.directory(digest[0], scope)}/{name}{SUFFIX}"
+
+
+def version_of(name: str) -> int | None:
+    """The format version whose directory has this name; None when it is none's."""
+    found = re.fullmatch(r"v(\d+)", name)
+    return None if found is None else int(found[1])
 
 
 def part_dir(part: int) -> str:

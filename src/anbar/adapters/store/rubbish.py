@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from anbar.adapters.store.layout import TEMP_SUFFIX, TRASH_PREFIX, Layout
+from anbar.adapters.store.layout import TEMP_SUFFIX, TRASH_PREFIX, VERSION_DIR, Layout, version_of
 from anbar.adapters.store.store_clock import StoreClock
 from anbar.adapters.store.walk import Look, Walk, scan, subdirs
 
@@ -68,3 +68,29 @@ def remove_if_empty(path: str, clock: StoreClock) -> None:
     with suppress(OSError):
         if clock.age_s(os.stat(path).st_mtime) > STALE_S:
             os.rmdir(path)
+
+
+def remove_unused_versions(layout: Layout, clock: StoreClock, unused_s: float, budget: int) -> None:
+    """Remove what earlier format versions have left and nobody has used for so long: engines of an earlier
+    release renew the time of what they read. A later version is its own engines' to look after."""
+    ours = version_of(VERSION_DIR)
+    assert ours is not None
+    for directory in subdirs(layout.root):
+        version = version_of(directory.name)
+        if version is not None and version < ours:
+            budget = _remove_unused(directory.path, clock, unused_s, budget)
+
+
+def _remove_unused(path: str, clock: StoreClock, unused_s: float, budget: int) -> int:
+    for entry in scan(path):
+        if budget <= 0:
+            return 0
+        budget -= 1
+        if entry.is_dir(follow_symlinks=False):
+            budget = _remove_unused(entry.path, clock, unused_s, budget)
+            continue
+        with suppress(OSError):
+            if clock.age_s(entry.stat(follow_symlinks=False).st_mtime) > unused_s:
+                os.unlink(entry.path)
+    remove_if_empty(path, clock)
+    return budget

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from anbar.adapters.store.layout import NUM_PARTS, Layout, key_of, part_of
 from anbar.adapters.store.occupancy import Occupancy
 from anbar.adapters.store.rations import Ration, Rations, excess
-from anbar.adapters.store.rubbish import empty_trash, remove_empty, tidy_directory
+from anbar.adapters.store.rubbish import empty_trash, remove_empty, remove_unused_versions, tidy_directory
 from anbar.adapters.store.stamp import to_ns
 from anbar.adapters.store.store_clock import StoreClock
 from anbar.adapters.store.walk import Entry, Walk
@@ -42,6 +42,8 @@ _URGENCY = 4
 _FUTURE_S = 60.0
 """Entries from further ahead are dated anew: by another machine's clock, or one that was wrong, they would be
 kept for ever."""
+_UNUSED_S = 7 * 86_400.0
+"""What earlier format versions left goes when nobody used it for so long, if there is no time to live."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP})
 _Kept = tuple[Ranked, Entry]
 _NOT_WRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -199,6 +201,8 @@ class Sweeper:
             self._next_part -= NUM_PARTS
             if alone:
                 remove_empty(walk, self._clock)
+                unused_s = _UNUSED_S if self._bounds.ttl_s is None else self._bounds.ttl_s
+                remove_unused_versions(self._layout, self._clock, unused_s, _LOOK_UNITS)
         return num_parts
 
     def _count(self, parts: list[int], entries: list[Entry]) -> None:

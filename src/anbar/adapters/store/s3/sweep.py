@@ -1,4 +1,5 @@
-"""Removes from a bucket what is too old, of every namespace: also what models that nobody runs any more left.
+"""Removes from a bucket what is too old, of every namespace: also what models that nobody runs any more left,
+and earlier format versions.
 
 A pass lists all entries: a request for every thousand. Each engine makes its own, some hours apart and at
 random times, so that one usually finds nothing to do. Where that is too much, a lifecycle rule does the same.
@@ -9,7 +10,7 @@ import random
 from collections import deque
 from contextlib import suppress
 
-from anbar.adapters.store.layout import Layout, key_of
+from anbar.adapters.store.layout import VERSION_DIR, Layout, key_of, version_of
 from anbar.adapters.store.s3.client import S3_ERRORS
 from anbar.adapters.store.s3.objects import Limits, Objects
 from anbar.tier.store import StoreStats
@@ -52,7 +53,8 @@ class Sweep:
         """One pass. Raises what the client raises."""
         own = f"{self._layout.namespace_dir}/"
         num_entries = used_bytes = 0
-        async for page in objects.pages(str(self._layout.version_dir)):
+        async for listed in objects.pages(str(self._layout.root)):
+            page = [meta for meta in listed if self._is_known(meta["path"])]
             old = [meta["path"] for meta in page if limits.is_expired(meta)]
             if old:
                 await objects.delete_all(old)
@@ -61,3 +63,10 @@ class Sweep:
             num_entries += len(page) - len(old)
             used_bytes += sum(meta["size"] for meta in page if not limits.is_expired(meta))
         self._stats = StoreStats(num_entries, used_bytes, None)
+
+    def _is_known(self, path: str) -> bool:
+        """Whether an object is an entry of this format version or an earlier one."""
+        ours = version_of(VERSION_DIR)
+        assert ours is not None
+        version = version_of(path.removeprefix(f"{self._layout.root}/").partition("/")[0])
+        return version is not None and version <= ours

@@ -32,6 +32,10 @@ class Sharing:
     keys: KeyFiles | None = None
 
 
+_CLIENTS = {StoreKind.S3: "obstore", StoreKind.VALKEY: "valkey"}
+"""Packages that an engine with another kind of store may be without."""
+
+
 def open_store(config: StoreConfig, sharing: Sharing | bytes) -> Store:
     """The store, opened for entries of one namespace (given alone: every scope may have what there is).
     Raises StoreError when it cannot be opened, ConfigError when its settings do not go together."""
@@ -66,18 +70,15 @@ def _open_files(config: StoreConfig, sharing: Sharing) -> Store:
     return store
 
 
-def _open_valkey(config: StoreConfig, sharing: Sharing) -> Store:
-    _require("valkey", f"store.kind {config.kind}")
-    from anbar.apps.valkey_store import open_valkey  # noqa: PLC0415
-
-    return open_valkey(config, store_id(config), sharing.namespace, sharing.scopes)
-
-
-def _open_s3(config: StoreConfig, sharing: Sharing) -> Store:
-    _require("obstore", f"store.kind {config.kind}")
-    from anbar.apps.s3_store import open_s3  # noqa: PLC0415
-
-    return open_s3(config, store_id(config), sharing.namespace, sharing.scopes)
+def _open_remote(config: StoreConfig, sharing: Sharing) -> Store:
+    """A store whose client is a package of its own."""
+    opened: Callable[[StoreConfig, str, bytes, Scopes], Store]
+    _require(_CLIENTS[config.kind], f"store.kind {config.kind}")
+    if config.kind is StoreKind.VALKEY:
+        from anbar.apps.valkey_store import open_valkey as opened  # noqa: PLC0415
+    else:
+        from anbar.apps.s3_store import open_s3 as opened  # noqa: PLC0415
+    return opened(config, store_id(config), sharing.namespace, sharing.scopes)
 
 
 def _require(package: str, what: str) -> None:
@@ -135,8 +136,8 @@ def _open_members(configs: Sequence[StoreConfig], sharing: Sharing) -> list[Late
 
 _OPENERS: Mapping[StoreKind, Callable[[StoreConfig, Sharing], Store]] = {
     StoreKind.FILES: _open_files,
-    StoreKind.S3: _open_s3,
+    StoreKind.S3: _open_remote,
     StoreKind.LAYERED: _open_layered,
     StoreKind.REPLICATED: _open_replicated,
-    StoreKind.VALKEY: _open_valkey,
+    StoreKind.VALKEY: _open_remote,
 }

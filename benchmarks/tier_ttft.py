@@ -19,7 +19,9 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -116,6 +118,7 @@ class Bench:
                 continue  # one in fifty that do not pay is loaded to see
             assert mode == "auto" or bool(cached) is (mode in ("load", "host")), f"{mode}: {cached} cached"
             measured.seconds.setdefault(mode, []).append(seconds)
+            print(f"  {measured.length:5} tokens, {mode}: {seconds:.3f} s, {cached} cached", flush=True)
             if mode == "auto":
                 measured.loaded.append(cached > 0)
 
@@ -239,6 +242,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--add", action="store_true", help="to the result of the last run")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # engines, servers and directories go, too
     options.python, _ = interpreter.choose(os.environ)
     found = interpreter.inspect(options.python, "benchmark")
     options.model = model.ensure_default(found, model.models_dir(os.environ), print)

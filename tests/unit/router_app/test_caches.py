@@ -96,6 +96,16 @@ def test_what_was_not_read_is_forgotten_with_its_request() -> None:
     assert len(first.ids) == num_ids
 
 
+def test_a_prompt_that_an_engine_refused_is_not_there() -> None:
+    """While its error passes, and afterwards, nobody is sent there for what it did not compute."""
+    bench = Bench()
+    first, _ = bench.read(COMMON)
+    with bench.caches.sent(A, query_of(first), first) as placement:
+        bench.caches.first_byte(A, placement, 400)
+        assert bench.read(COMMON)[1] == {A: 0, B: 0}
+    assert bench.read(COMMON)[1] == {A: 0, B: 0}
+
+
 def test_other_prompts_in_flight_are_not_read_on() -> None:
     """What begins otherwise is left alone."""
     bench = Bench()

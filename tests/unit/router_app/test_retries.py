@@ -241,6 +241,27 @@ async def test_engine_that_has_not_answered_when_the_request_is_over() -> None:
     assert (engines[0].breaker.state, engines[0].is_ready) == (BreakerState.CLOSED, True)
 
 
+async def test_first_byte_of_a_trial_lets_others_in() -> None:
+    """The one stream that a half-open engine gets has begun well: the others need not wait for its end."""
+
+    async def begins(connection: Connection) -> None:
+        await connection.send(SSE)
+        await connection.send_chunk(b"data: 1\n\n")
+        await connection.gone()
+
+    async with scripted(begins) as engine, path_to([engine_at(engine.port, "a")]) as path:
+        breaker = path.fleet["a"].breaker
+        breaker.end(breaker.begin(), Signal.STALLED, 0.0)
+        breaker.probed(1.0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", path.port)
+        writer.write(post(STREAM))
+        await within(reader.readuntil(b"data: 1"))
+        state = breaker.state
+        writer.transport.abort()
+        await path.finished()
+    assert state is BreakerState.CLOSED
+
+
 async def test_trial_of_a_client_that_leaves_is_given_back() -> None:
     """The one request that a half-open engine gets is given up by its client: the next may try."""
 

@@ -18,6 +18,7 @@ from scripted import Connection, ask, no_more_descriptors, post, scripted
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, settled, until, within
 
+from anbar.apps.clock import SystemClock
 from anbar.apps.router.app import Router
 from anbar.apps.router.endpoints import Life
 from anbar.apps.router.monitor import AttachedEngine
@@ -26,6 +27,7 @@ from anbar.config.models import AnbarConfig
 from anbar.core.cost import PrefillWork
 from anbar.core.errors import ConfigError, StackError
 from anbar.core.fleet import EngineState
+from anbar.route.breaker import BreakerState, Signal
 from anbar.route.costs import Finished
 
 MODELS = {"data": [{"id": "m", "root": "m", "parent": None, "max_model_len": 100, "created": 5}]}
@@ -161,6 +163,18 @@ async def test_engine_that_dies_and_comes_back() -> None:
         await engine.start()
         await becomes(router, EngineState.READY)
         assert costs.learner.num_samples == 0
+
+
+async def test_a_good_look_half_opens_a_breaker() -> None:
+    """An engine that failed too often is tried again without a request having to be risked on it before."""
+    async with (
+        scripted(Pages().script) as server,
+        running(configured(server.port, breaker_pause_s=0.01)) as (router, _),
+    ):
+        await becomes(router, EngineState.READY)
+        breaker = router.fleet["e0"].breaker
+        breaker.end(breaker.begin(), Signal.STALLED, SystemClock().now_s())
+        await until(lambda: breaker.state is BreakerState.HALF_OPEN)
 
 
 async def test_looks_are_cheap() -> None:

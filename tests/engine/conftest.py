@@ -34,8 +34,8 @@ MARKERS = {
 
 LANES = (
     (
-        *("test_calibrate", "test_native", "test_disaggregation", "test_shared", "test_stack"),
-        *("test_replicated", "test_lmcache"),
+        *("test_calibrate", "test_native", "test_disaggregation", "test_tenants", "test_shared"),
+        *("test_stack", "test_replicated", "test_lmcache"),
     ),
     (
         *("test_api_contract", "test_tensor_parallel", "test_block_exact", "test_recording"),

@@ -149,7 +149,7 @@ class Model:
             assert quota is None or self.used(scope) <= quota
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(steps, min_size=20, max_size=60))
 def test_scopes_keep_to_their_quotas_and_lose_nothing_to_each_other(
     ops: list[tuple[str, *tuple[object, ...]]],

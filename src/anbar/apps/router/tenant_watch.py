@@ -64,7 +64,7 @@ class TenantWatch:
             except KeyFileError as error:
                 self._say(str(error))
             except Exception as error:  # noqa: BLE001 - the supervisor of looks
-                self._emit(SupervisorCaught("tenants", type(error).__name__))
+                self._emit(SupervisorCaught.of("tenants", error))
 
     async def _look(self, config: TenantsConfig) -> None:
         now = await asyncio.to_thread(self._files.changed)

@@ -167,7 +167,7 @@ def asynchronous(
 ) -> None:
     """Where the cost of storing in the background hides, and the hits that pay for it."""
     deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
-    load_s = medium_named(medium).cost.seconds(_TYPICAL * deployment.kv_bytes_per_token)
+    load_s = medium_named(medium).cost_for(tp).seconds(_TYPICAL * deployment.kv_bytes_per_token)
     ratio = load_s / deployment.prefill.cost.seconds(_TYPICAL)
     _show(offload_of(deployment, Throughput(overhead, prefill_share, ratio), rate, chunk), explain, as_json)
 

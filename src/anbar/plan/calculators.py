@@ -4,7 +4,7 @@ from anbar.core.errors import ConfigError
 from anbar.plan.answer import Answer, Figure, in_words
 from anbar.plan.break_even import Tenant, Throughput, bandwidth_needed, length_needed
 from anbar.plan.deployment import ACTIVATION_BYTES, USABLE_SHARE, Deployment
-from anbar.plan.kv_size import kv_size
+from anbar.plan.kv_size import KvSize, kv_size
 from anbar.plan.media import Medium
 
 LENGTHS = (1024, 8192, 32_768, 131_072)
@@ -23,7 +23,7 @@ def kv_size_of(deployment: Deployment, num_tokens: int) -> Answer:
         )
     fits = pool // each
     figures = (
-        Figure("KV of one token", each, "bytes", f"{size.full_bytes} + {size.windowed_bytes} in windows"),
+        Figure("KV of one token", each, "bytes", _layers(size)),
         Figure(f"KV of {num_tokens:,} tokens", each * num_tokens, "bytes", f"{each:,} x {num_tokens:,}"),
         Figure("left for KV on the GPUs", pool, "bytes", _pool_arithmetic(deployment)),
         Figure("tokens that fit", fits, "tokens", f"{pool:,} / {each:,}"),
@@ -32,6 +32,11 @@ def kv_size_of(deployment: Deployment, num_tokens: int) -> Answer:
     conclusion = f"{num_tokens:,} tokens take {in_words(ratio, 'share')} of what the GPUs have for KV."
     notes = (size.note,) if size.note else ()
     return Answer("Size of KV", figures, conclusion, (*notes, _POOL_NOTE, *deployment.assumptions[1:]))
+
+
+def _layers(size: KvSize) -> str:
+    windowed = f" + {size.windowed_bytes:,} in windows" if size.windowed_bytes else ""
+    return f"{size.full_bytes:,}{windowed}, all layers"
 
 
 _POOL_NOTE = "the room for KV is an estimate: vLLM logs the true number of tokens when it starts"
@@ -47,6 +52,7 @@ def _pool_arithmetic(deployment: Deployment) -> str:
 def break_even_of(deployment: Deployment, medium: Medium, chunk_tokens: int) -> Answer:
     """From which length, and below which bandwidth, loading loses to computing."""
     prefill, kv = deployment.prefill.cost, deployment.kv_bytes_per_token
+    tier = medium.cost_for(deployment.num_gpus)
     figures = [
         Figure(
             f"bandwidth needed at {length:,} tokens",
@@ -56,8 +62,8 @@ def break_even_of(deployment: Deployment, medium: Medium, chunk_tokens: int) -> 
         )
         for length in LENGTHS
     ]
-    shortest = length_needed(prefill, medium.cost, kv, _MAX_TOKENS, chunk_tokens)
-    rate, latency = in_words(medium.cost.bytes_per_s, "bytes/s"), in_words(medium.cost.latency_s, "s")
+    shortest = length_needed(prefill, tier, kv, _MAX_TOKENS, chunk_tokens)
+    rate, latency = in_words(tier.bytes_per_s, "bytes/s"), in_words(tier.latency_s, "s")
     if shortest is None:
         conclusion = f"Loading at {rate} never beats computing here."
     else:
@@ -67,7 +73,7 @@ def break_even_of(deployment: Deployment, medium: Medium, chunk_tokens: int) -> 
                 "shortest prefix that is sooner loaded",
                 shortest,
                 "tokens",
-                f"{medium.cost.seconds(shortest * kv):.4g} s against {prefill.seconds(shortest):.4g} s, "
+                f"{tier.seconds(shortest * kv):.4g} s against {prefill.seconds(shortest):.4g} s, "
                 f"in chunks of {chunk_tokens}",
             )
         )
@@ -79,11 +85,12 @@ def break_even_of(deployment: Deployment, medium: Medium, chunk_tokens: int) -> 
 def tier_read_of(deployment: Deployment, medium: Medium, num_tokens: int) -> Answer:
     """Reading so many tokens from a store against computing them."""
     prefill, kv = deployment.prefill.cost, deployment.kv_bytes_per_token
-    load_s, compute_s = medium.cost.seconds(kv * num_tokens), prefill.seconds(num_tokens)
-    rate = in_words(medium.cost.bytes_per_s, "bytes/s")
+    tier = medium.cost_for(deployment.num_gpus)
+    load_s, compute_s = tier.seconds(kv * num_tokens), prefill.seconds(num_tokens)
+    rate = in_words(tier.bytes_per_s, "bytes/s")
     figures = (
         Figure("KV", kv * num_tokens, "bytes", f"{kv:,} x {num_tokens:,}"),
-        Figure("reading", load_s, "s", f"{in_words(medium.cost.latency_s, 's')} + KV / {rate}"),
+        Figure("reading", load_s, "s", f"{in_words(tier.latency_s, 's')} + KV / {rate}"),
         Figure("computing", compute_s, "s", _prefill_arithmetic(deployment, num_tokens)),
         Figure("reading / computing", load_s / compute_s, "count", f"{load_s:.4g} / {compute_s:.4g}"),
     )
@@ -112,7 +119,7 @@ def tenant_of(deployment: Deployment, medium: Medium, tenant: Tenant, kept_s: fl
     most = tenant.avoidable_tokens_per_s() * hour
     most_s = tenant.queries_per_s * hour * prefill.seconds(tenant.prefix_tokens)
     left = tenant.left_to_tier(kept_s)
-    saved_s = hour * tenant.saved_s_per_s(prefill, medium.cost, kv, kept_s)
+    saved_s = hour * tenant.saved_s_per_s(prefill, medium.cost_for(deployment.num_gpus), kv, kept_s)
     per_hour = tenant.queries_per_s * hour
     fits = deployment.kv_pool_bytes / (kv * tenant.prefix_tokens)
     figures = (

@@ -14,19 +14,28 @@ class Medium:
     cost: TierCost
     """Of one replica's reads, several in flight."""
     source: str
+    for_each_gpu: bool = False
+    """Each of an engine's GPUs has such a link of its own, for its part of the KV."""
+
+    def cost_for(self, num_gpus: int) -> TierCost:
+        """Of an engine on so many GPUs."""
+        links = num_gpus if self.for_each_gpu else 1
+        return TierCost(self.cost.latency_s, links * self.cost.bytes_per_s)
 
 
 _FIO = "fio with O_DIRECT, one file per block, 16 jobs (natoscott/benchmarks, storage-offload-eval)"
 
 MEDIA: Mapping[str, Medium] = {
     "host-pcie5": Medium(
-        TierCost(0.015, 44.3e9), "vLLM's blog of 2026-01-08: Llama-3.1-8B, H100, 2 MB pieces"
+        TierCost(0.015, 44.3e9), "vLLM's blog of 2026-01-08: Llama-3.1-8B, H100, 2 MB pieces", True
     ),
-    "host-pcie4": Medium(TierCost(0.015, 25e9), "PCIe gen4 x16, pieces of 1 MB and more; latency as on gen5"),
+    "host-pcie4": Medium(
+        TierCost(0.015, 25e9), "PCIe gen4 x16, pieces of 1 MB and more; latency as on gen5", True
+    ),
     "nvme-gen4": Medium(TierCost(0.0014, 6.2e9), f"one drive; {_FIO}"),
-    "valkey-100gbe": Medium(TierCost(0.001, 5e9), "an assumption: 4 connections of a 100 Gbit/s network"),
-    "valkey-25gbe": Medium(TierCost(0.001, 2.5e9), "an assumption: 25 Gbit/s, less its overhead"),
-    "valkey-10gbe": Medium(TierCost(0.001, 1.1e9), "an assumption: 10 Gbit/s, less its overhead"),
+    "valkey-100gbe": Medium(TierCost(0.001, 5e9), "100 Gbit/s, of which 4 connections get 5 GB/s"),
+    "valkey-25gbe": Medium(TierCost(0.001, 2.5e9), "25 Gbit/s, less its overhead"),
+    "valkey-10gbe": Medium(TierCost(0.001, 1.1e9), "10 Gbit/s, less its overhead"),
     "ceph-rgw-nvme": Medium(TierCost(0.06, 13e9), "an all-NVMe cluster with 9 threads"),
     "ceph-rgw-ssd": Medium(TierCost(0.098, 0.25e9), f"network SSDs; {_FIO}"),
     "cephfs-ssd": Medium(TierCost(0.173, 0.205e9), f"network SSDs; {_FIO}"),

@@ -133,6 +133,12 @@ def test_numbers_in_words(value: float, unit: str, words: str) -> None:
     assert in_words(value, unit) == words
 
 
+def test_every_gpu_has_a_link_to_the_host() -> None:
+    """Four GPUs load their parts side by side; what comes over one network does not get wider by them."""
+    assert MEDIA["host-pcie5"].cost_for(4).bytes_per_s == 4 * MEDIA["host-pcie5"].cost.bytes_per_s
+    assert MEDIA["nvme-gen4"].cost_for(4) == MEDIA["nvme-gen4"].cost
+
+
 def test_media_are_named() -> None:
     """Each has a source; what is not known is answered with what is."""
     assert all(medium.source for medium in MEDIA.values())

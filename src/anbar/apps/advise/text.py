@@ -26,4 +26,4 @@ def as_text(answer: Answer, width: int, *, with_arithmetic: bool) -> str:
     console.print(answer.conclusion)
     for assumption in answer.assumptions:
         console.print(f"assumed: {assumption}")
-    return out.getvalue()
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())

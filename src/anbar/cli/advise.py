@@ -9,8 +9,11 @@ import typer
 
 from anbar.apps.advise.model import read_model
 from anbar.apps.advise.text import as_text
+from anbar.apps.advise.trace import read_trace
 from anbar.apps.calibrate.files import read_cost_file
+from anbar.config.sizes import parse_size
 from anbar.core.cost import PrefillCost
+from anbar.core.errors import ConfigError
 from anbar.plan.answer import Answer
 from anbar.plan.break_even import Tenant, Throughput
 from anbar.plan.calculators import (
@@ -23,6 +26,8 @@ from anbar.plan.calculators import (
 )
 from anbar.plan.deployment import Deployment
 from anbar.plan.media import MEDIA, medium_named
+from anbar.plan.reuse_answer import Capacities, reuse_by_tier, reuse_in_tokens
+from anbar.plan.workload import Reuse
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -170,6 +175,46 @@ def asynchronous(
     load_s = medium_named(medium).cost_for(tp).seconds(_TYPICAL * deployment.kv_bytes_per_token)
     ratio = load_s / deployment.prefill.cost.seconds(_TYPICAL)
     _show(offload_of(deployment, Throughput(overhead, prefill_share, ratio), rate, chunk), explain, as_json)
+
+
+@app.command("reuse")
+def reuse(
+    trace: Annotated[
+        Path, typer.Argument(help="A block log (router.record), one of Mooncake's traces, or Azure's CSV.")
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", help="A name in the catalogue, or a config.json. Default: none.")
+    ] = None,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    engines: Annotated[int, typer.Option("--engines", min=1, help="That serve this load.")] = 1,
+    host: Annotated[str, typer.Option("--host-bytes", metavar="SIZE", help="Of each engine: 100GiB.")] = "0",
+    store: Annotated[str, typer.Option("--store-bytes", metavar="SIZE", help="Of a shared store.")] = "0",
+    explain: ExplainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What of a trace came again, and what the GPUs, host RAM and a store would have held of it."""
+    sizes = Capacities(engines, _size("--host-bytes", host), _size("--store-bytes", store))
+    read = read_trace(trace)
+    if not read.workload.has_blocks:
+        text = "does not tell what prompts have in common, so nothing is known of reuse"
+        raise ConfigError(f"{trace}: {text}; record a block log for some minutes (router.record)")
+    found = Reuse.of(read.workload)
+    if model is None:
+        answer = reuse_in_tokens(read.workload, found)
+    else:
+        answer = reuse_by_tier(read.workload, found, _deployment(model, gpu, tp, dtype, kv_dtype), sizes)
+    notes = (*read.notes, *answer.assumptions)
+    _show(msgspec.structs.replace(answer, assumptions=notes), explain, as_json)
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"command line {option}: is {text!r}; {error}") from None
 
 
 _TYPICAL = 8192

@@ -49,3 +49,38 @@ def test_a_config_that_cannot_be_used_is_named(tmp_path: Path, content: str | No
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+def test_reuse_of_a_trace_by_tier(tmp_path: Path) -> None:
+    """A cycle of documents that host RAM holds and the GPU does not; sizes as people write them."""
+    rows = [
+        {
+            "timestamp": n,
+            "input_length": 10_241,
+            "output_length": 1,
+            "hash_ids": list(range(20 * k, 20 * k + 20)),
+        }
+        for n in range(300)
+        for k in [n % 100]
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ["advise", "reuse", "log.jsonl", "--model", "Llama-3.1-8B", "--host-bytes", "150GB"]
+    done = anbar(*asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "host RAM adds 66.7 %" in done.stdout
+    assert (
+        "--host-bytes: is 'much'; allowed: a whole number of bytes"
+        in anbar(*asked[:-1], "much", cwd=tmp_path).stderr
+    )
+    assert "At most 66.7 %" in anbar(*asked[:3], cwd=tmp_path).stdout
+
+
+def test_a_trace_without_blocks_tells_nothing_of_reuse(tmp_path: Path) -> None:
+    """It says so, and what would."""
+    (tmp_path / "a.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,480,10\n"
+    )
+    done = anbar("advise", "reuse", "a.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a.csv: does not tell what prompts have in common" in done.stderr
+    assert "router.record" in done.stderr

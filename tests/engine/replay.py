@@ -147,6 +147,7 @@ class Replay:
             self._engine.check_integrity()
             self._count(step)
             self._now_s += 1.0
+        self._clear(batch, len(batch.steps))
         assert self._engine.start_step(self._now_s) is None, f"{batch.name}: the model has something to do"
         for asked in batch.requests:
             hits = (requests[asked.id].num_device_hit, requests[asked.id].num_external_hit)

@@ -30,7 +30,6 @@ class ToldConfig(EngineConfig):
     """An engine that is told more."""
 
     args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
 
     def launch(self) -> LaunchConfig:
         return super().launch().model_copy(update={"args": self.args, "env": dict(self.env)})
@@ -74,13 +73,13 @@ def engines(launch: Launcher, smollm2: Path, tmp_path_factory: pytest.TempPathFa
         *("--api-key", KEY, "--enable-request-id-headers"),
         *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"{ADAPTER}={adapter}"),
     )
-    env = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"))
+    env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     embedding = ("--runner", "pooling", "--convert", "embed")
     started = [
         launch(
             ToldConfig(unique(name), smollm2, plain(), num_blocks=24, max_model_len=512, args=said, env=told)
         )
-        for name, said, told in (("api", args, env), ("pool", embedding, ()))
+        for name, said, told in (("api", args, env), ("pool", embedding, {}))
     ]
     yield Pair(*started, adapter)
     for engine in started:

@@ -71,8 +71,12 @@ class _Served:
             now = [name for name, ask in asks.items() if ask.aborts == number]
             engine.abort([name for name in now if not asks[name].aborts_amid])
             if scheduler.has_requests():
-                self._clear(label, number)
-                engine.step([name for name in now if asks[name].aborts_amid])
+                if (label, number) not in self.clears:
+                    self._clear(label, number)
+                if (
+                    scheduler.has_requests()
+                ):  # as vLLM's core looks again: clearing may have ended the last job
+                    engine.step([name for name in now if asks[name].aborts_amid])
             elif len(arrived) == len(asks):
                 break
         requests = tuple(

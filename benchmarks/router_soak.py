@@ -7,8 +7,8 @@ the first 10,000 and at the end: it must not have grown by more than 5 %. The an
 but what each kind of request must get, and counters at zero in the end.
 
 Not all that is bounded is full by 10,000. The words (65,536), the pieces of text that a tokenizer keeps
-(64 MiB) and the answers kept for repetitions are; placements go up and down; the fingerprints of events
-(16,384 batches of each engine, some 1.5 MB) are full at about 50,000.
+(64 MiB), segments of hash chains (8,192) and the answers kept for repetitions are; placements go up and down;
+the fingerprints of events (16,384 batches of each engine, some 1.5 MB) are full at about 50,000.
 
 The engines take the time that an 8B model takes on an H100, by `SPEED`: engines that compute for nothing
 store and drop more blocks than any engine could, and what is measured then is how far behind the router is.

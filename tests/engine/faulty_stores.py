@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 import obstore
-from obstore.exceptions import NotFoundError
 
 from anbar.config.s3 import S3Config
 from anbar.config.stores import StoreConfig, StoreKind
@@ -357,7 +356,7 @@ class S3UnderTest(ServerUnderTest):
         ]
         found = {}
         for name in names:
-            with suppress(NotFoundError):  # removed meanwhile
+            with suppress(FileNotFoundError):  # removed meanwhile
                 found[name] = bytes(obstore.get(client, name).bytes())
         return found
 

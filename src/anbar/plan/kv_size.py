@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anbar.core.errors import ConfigError
+from anbar.plan.model_config import text_model, whole
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float32": 4,
@@ -55,8 +56,7 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     """
     if dtype not in DTYPE_BYTES:
         raise ConfigError(f"KV dtype {dtype!r} is not known; allowed: {', '.join(DTYPE_BYTES)}")
-    text = config.get("text_config")
-    model = text if isinstance(text, Mapping) else config
+    model = text_model(config)
     kinds = _layer_kinds(model)
     per_layer = _layer_elements(model) * DTYPE_BYTES[dtype]
     windowed = sum(kind in _WINDOWED for kind in kinds)
@@ -77,22 +77,22 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
 def _layer_elements(model: Mapping[str, Any]) -> int:
     """Numbers kept per token in one attention layer."""
     if model.get("kv_lora_rank"):
-        return _whole(model, "kv_lora_rank") + _whole(model, "qk_rope_head_dim")
-    heads = _whole(model, "num_attention_heads")
+        return whole(model, "kv_lora_rank") + whole(model, "qk_rope_head_dim")
+    heads = whole(model, "num_attention_heads")
     if model.get("multi_query"):
         kv_heads = 1
     elif model.get("num_key_value_heads") is not None:
-        kv_heads = _whole(model, "num_key_value_heads")
+        kv_heads = whole(model, "num_key_value_heads")
     else:
         kv_heads = heads
     if model.get("head_dim") is not None:
-        return 2 * kv_heads * _whole(model, "head_dim")
-    return 2 * kv_heads * (_whole(model, "hidden_size") // heads)
+        return 2 * kv_heads * whole(model, "head_dim")
+    return 2 * kv_heads * (whole(model, "hidden_size") // heads)
 
 
 def _layer_kinds(model: Mapping[str, Any]) -> Sequence[str]:
     """The kind of each layer that keeps KV of its own."""
-    layers = _whole(model, "num_hidden_layers") - int(model.get("num_kv_shared_layers") or 0)
+    layers = whole(model, "num_hidden_layers") - int(model.get("num_kv_shared_layers") or 0)
     listed = model.get("layer_types") or model.get("layers_block_type")
     if isinstance(listed, Sequence) and not isinstance(listed, str):
         return [str(kind) for kind in listed[:layers]]
@@ -114,10 +114,3 @@ def _layer_kinds(model: Mapping[str, Any]) -> Sequence[str]:
 
 def _window(model: Mapping[str, Any]) -> int:
     return int(model.get("sliding_window") or model.get("attention_chunk_size") or 0)
-
-
-def _whole(model: Mapping[str, Any], key: str) -> int:
-    value = model.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key} is {value!r}, must be a whole number of at least 1")
-    return value

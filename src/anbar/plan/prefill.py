@@ -16,6 +16,7 @@ import numpy as np
 from anbar.core.cost import PrefillCost
 from anbar.core.errors import ConfigError
 from anbar.plan.catalogue import GPUS, MODELS, Gpu
+from anbar.plan.model_config import text_model
 from anbar.plan.profiles import LENGTHS, PREFILL_MS
 from anbar.plan.weights import weights
 
@@ -81,8 +82,7 @@ def _fitted(times_ms: tuple[float, ...]) -> PrefillCost:
 
 def _from_figures(config: Mapping[str, Any], name: str, num_gpus: int, weight_format: str) -> Prefill:
     gpu, size = GPUS[name], weights(config)
-    text = config.get("text_config")
-    model = text if isinstance(text, Mapping) else config
+    model = text_model(config)
     rate = num_gpus * _rate(gpu, name, weight_format)
     has_experts = size.total > 1.5 * size.active and "num_experts_per_tok" in model
     if has_experts:

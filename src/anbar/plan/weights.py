@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anbar.core.errors import ConfigError
+from anbar.plan.model_config import text_model, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,8 @@ def weights(config: Mapping[str, Any]) -> Weights:
 
     Raises ConfigError when a number that is needed is not there: a wrong count would be worse than none.
     """
-    text = config.get("text_config")
-    model = text if isinstance(text, Mapping) else config
-    layers, hidden = _whole(model, "num_hidden_layers"), _whole(model, "hidden_size")
+    model = text_model(config)
+    layers, hidden = whole(model, "num_hidden_layers"), whole(model, "hidden_size")
     attention, width = _attention(model, hidden)
     dense, sparse = _feed_forward(model, hidden)
     num_dense = layers if sparse is None else _first_dense(model, layers)
@@ -39,7 +38,7 @@ def weights(config: Mapping[str, Any]) -> Weights:
     own = layers * attention + num_dense * dense
     tables = 1 if model.get("tie_word_embeddings") else 2
     return Weights(
-        total=own + (layers - num_dense) * stored + tables * _whole(model, "vocab_size") * hidden,
+        total=own + (layers - num_dense) * stored + tables * whole(model, "vocab_size") * hidden,
         active=own + (layers - num_dense) * met,
         attention_width=layers * width,
     )
@@ -47,17 +46,17 @@ def weights(config: Mapping[str, Any]) -> Weights:
 
 def _attention(model: Mapping[str, Any], hidden: int) -> tuple[int, int]:
     """Weights of one attention layer, and its width: the mean of a head's key and value, over all heads."""
-    heads = _whole(model, "num_attention_heads")
+    heads = whole(model, "num_attention_heads")
     if model.get("kv_lora_rank"):  # multi-head latent attention, DeepSeek-V2
-        latent, rope = _whole(model, "kv_lora_rank"), _whole(model, "qk_rope_head_dim")
-        nope, value = _whole(model, "qk_nope_head_dim"), _whole(model, "v_head_dim")
+        latent, rope = whole(model, "kv_lora_rank"), whole(model, "qk_rope_head_dim")
+        nope, value = whole(model, "qk_nope_head_dim"), whole(model, "v_head_dim")
         rank = model.get("q_lora_rank")
         key = heads * (nope + rope)
-        query = _whole(model, "q_lora_rank") * (hidden + key) if rank else hidden * key
+        query = whole(model, "q_lora_rank") * (hidden + key) if rank else hidden * key
         into = hidden * (latent + rope) + latent * heads * (nope + value)
         return query + into + heads * value * hidden, heads * (nope + rope + value) // 2
-    head = _whole(model, "head_dim") if model.get("head_dim") is not None else hidden // heads
-    kv_heads = _whole(model, "num_key_value_heads") if model.get("num_key_value_heads") is not None else heads
+    head = whole(model, "head_dim") if model.get("head_dim") is not None else hidden // heads
+    kv_heads = whole(model, "num_key_value_heads") if model.get("num_key_value_heads") is not None else heads
     return 2 * hidden * head * (heads + kv_heads), heads * head
 
 
@@ -66,20 +65,20 @@ def _feed_forward(model: Mapping[str, Any], hidden: int) -> tuple[int, tuple[int
     three matrices each."""
     experts = next(
         (
-            _whole(model, key)
+            whole(model, key)
             for key in ("n_routed_experts", "num_local_experts", "num_experts")
             if model.get(key)
         ),
         0,
     )
     if not experts:
-        return 3 * hidden * _whole(model, "intermediate_size"), None
+        return 3 * hidden * whole(model, "intermediate_size"), None
     size_key = "moe_intermediate_size" if model.get("moe_intermediate_size") else "intermediate_size"
-    one = 3 * hidden * _whole(model, size_key)
+    one = 3 * hidden * whole(model, size_key)
     shared = int(model.get("n_shared_experts") or 0) * one
     shared += 3 * hidden * int(model.get("shared_expert_intermediate_size") or 0)
     dense = 3 * hidden * int(model.get("intermediate_size") or 0)
-    return dense, (experts * one + shared, _whole(model, "num_experts_per_tok") * one + shared)
+    return dense, (experts * one + shared, whole(model, "num_experts_per_tok") * one + shared)
 
 
 def _first_dense(model: Mapping[str, Any], layers: int) -> int:
@@ -88,10 +87,3 @@ def _first_dense(model: Mapping[str, Any], layers: int) -> int:
     step = int(model.get("decoder_sparse_step") or 1)
     every = layers - layers // step
     return int(model.get("first_k_dense_replace") or 0) or len(listed or ()) or every
-
-
-def _whole(model: Mapping[str, Any], key: str) -> int:
-    value = model.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"config.json: {key} is {value!r}, must be a whole number of at least 1")
-    return value

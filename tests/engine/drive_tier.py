@@ -44,6 +44,7 @@ from anbar.adapters.vllm.step_work import step_work
 from anbar.adapters.vllm.store_calls import Timeouts
 from anbar.config.stores import StoreConfig, store_settings
 from anbar.core.clock import ManualClock
+from anbar.core.cost import PrefillWork
 from anbar.core.errors import AnbarError
 from anbar.testing.memory_store import MemoryStore
 from anbar.tier.placement import Rendezvous
@@ -261,6 +262,30 @@ def break_even(rig: Rig) -> object:
     return [found(request("fast", 1e-12)), found(request("slow", 1.0)), rig.stats()]
 
 
+def hearing(rig: Rig) -> object:
+    """Answers within a step: none while nothing is known of steps; while the store hangs, a wait that ends;
+    then the answer comes at once, sooner or later, since the processor may be taken."""
+    context = rig.request("r")
+    rig.tier.lookup(key(1), context)
+    early = rig.tier.hear()
+    rig.lookup(key(1), context)
+    rig.tier.steps.scheduled(PrefillWork(), 1)
+    rig.clock.advance(10.0)
+    rig.tier.steps.ended()
+    rig.store.gate.clear()
+    rig.tier.lookup(key(2), context)
+    hung = rig.tier.hear()
+    rig.store.gate.set()
+    deadline_s, number, heard = time.monotonic() + 60, 3, False
+    while not heard and time.monotonic() < deadline_s:
+        rig.lookup(key(2), context)
+        other = rig.request(f"s{number}")
+        rig.tier.lookup(key(number), other)
+        heard = rig.tier.hear()
+        number += not heard
+    return [early, hung, heard, rig.tier.lookup(key(number), other).name, rig.tier.hear()]
+
+
 def steps(rig: Rig) -> object:
     """What is read of a step that vLLM's scheduler has planned."""
     new = NewRequestData("p", list(range(128)), [], None, None, ([],), 32, None)
@@ -406,7 +431,8 @@ def adapters(rig: Rig) -> object:
 
 
 SCENARIOS: list[Callable[[Rig], object]] = [
-    round_trip, failed_load, order, worth, outage, full, wishes, pressure, break_even, steps, metrics,
+    round_trip, failed_load, order, worth, outage, full, wishes, pressure, break_even, hearing,
+    steps, metrics,
     parts, tenants, fingerprints, adapters,
 ]  # fmt: skip
 

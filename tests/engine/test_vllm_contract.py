@@ -294,6 +294,12 @@ def test_only_what_pays_is_loaded(driven: dict[str, Any]) -> None:
     assert stats["anbar_tier_load_bytes_per_second"] > 0
 
 
+def test_a_quick_store_is_heard_within_the_step(driven: dict[str, Any]) -> None:
+    """Not before steps are known, not while it hangs; then a new request's keys have an answer in the step
+    they were asked for in. With nothing to ask there is nothing to hear."""
+    assert driven["hearing"] == [False, False, True, "MISS", False]
+
+
 def test_steps_are_read(driven: dict[str, Any]) -> None:
     """vLLM's own description of a step: 96 tokens of one prompt behind 32, and two answers."""
     assert driven["steps"] == [96, 128**2 - 32**2, 2]

@@ -20,6 +20,9 @@ FEWEST_SAMPLES = 3
 EVERY_S, EAGER = 0.25, 64
 """After so many samples at most one in so many seconds: learning costs the scheduler time."""
 
+SMOOTHING = 0.1
+"""Weight of the last step in what is usual."""
+
 MOST_AHEAD = 4
 """Steps that may be scheduled and not ended; more means that ends are not told, and nothing is learned."""
 
@@ -33,6 +36,8 @@ class StepTimes:
         self._ahead: deque[tuple[float, PrefillWork, int]] = deque()
         self._ended_s = clock.now_s()
         self._taught_s = -EVERY_S
+        self.usual_s: float | None = None
+        """Seconds of a usual step, smoothed over the last ones; None: none has ended."""
         self.computing_s = 0.0
         """Seconds that prompts took of all steps that have ended."""
 
@@ -56,7 +61,11 @@ class StepTimes:
             return
         scheduled_s, work, num_decoding = self._ahead.popleft()
         seconds = now_s - max(scheduled_s, began_s)
-        if not work.tokens or seconds <= 0:
+        if seconds <= 0:
+            return
+        usual_s = seconds if self.usual_s is None else self.usual_s
+        self.usual_s = usual_s + SMOOTHING * (seconds - usual_s)
+        if not work.tokens:
             return
         known = self.cost
         self.computing_s += seconds if known is None else min(seconds, known.work_seconds(work))

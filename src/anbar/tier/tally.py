@@ -24,7 +24,8 @@ class Series(Enum):
     BYTES = "anbar_tier_bytes"
     """Bytes moved, by direction: load, store."""
     SECONDS = "anbar_tier_seconds"
-    """Seconds that calls on the store took, summed over threads, by operation: lookup, load, store."""
+    """Seconds that calls on the store took, summed over threads, by operation: lookup, load, store; and wait:
+    what the engine's steps waited for answers (`tier.patience`)."""
     DECISIONS = "anbar_tier_decisions"
     """Runs of chunks that the store held, by decision: load (sooner than computing), skip (computing is
     sooner), explore (computing is predicted to be sooner; loaded to see), unknown (loaded, since it was not

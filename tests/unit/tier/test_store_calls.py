@@ -70,6 +70,19 @@ def test_rows_go_out_and_come_back(rig: Rig) -> None:
     assert rig.memory == bytes(16) + b"0123456789abcdef" + bytes(48) + b"0123456789abcdef" + bytes(32)
 
 
+def test_one_result_is_waited_for_as_long_as_was_said(rig: Rig) -> None:
+    """The store does not answer: none comes. It answers: it comes, and is not collected again."""
+    rig.store.gate.clear()
+    rig.calls.submit(Question("", (b"key",)))
+    assert rig.calls.wait(0.0) is None
+    assert rig.calls.wait(0.001) is None
+    rig.store.gate.set()
+    result = rig.calls.wait(120.0)
+    assert result is not None
+    assert result.outcomes == [Outcome.MISS]
+    assert list(rig.calls.collect_all()) == []
+
+
 def test_collecting_does_not_wait(rig: Rig) -> None:
     """The scheduler's thread asks for results while the store does not answer: nothing yet."""
     rig.store.gate.clear()

@@ -6,7 +6,8 @@ it. This one makes it vLLM's *current configuration* while the spec and its tier
 does in its workers.
 
 And a tier sees keys, but neither steps nor what they take. A connector hears of each step when it is
-scheduled and when it has ended; this one tells the tier, which learns what computing costs."""
+scheduled and when it has ended; this one tells the tier, which learns what computing costs. It asks a second
+time for a request whose keys a store can answer at once, which would miss the step otherwise."""
 
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -15,10 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
 
 from anbar.adapters.vllm.shared_tier import SharedTier
 from anbar.adapters.vllm.step_work import step_work
-from anbar.tier.step_times import StepTimes
 
 
 class SharingConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not there when types are checked
@@ -29,7 +30,16 @@ class SharingConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is no
     ) -> None:
         with set_current_vllm_config(vllm_config):
             super().__init__(vllm_config, role, kv_cache_config)
-        self._steps = self._step_times() if role == KVConnectorRole.SCHEDULER else None
+        self._tier = self._shared_tier() if role == KVConnectorRole.SCHEDULER else None
+        self._steps = self._tier.steps if self._tier is not None else None
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if found[0] is None and self._tier is not None and self._tier.hear():
+            found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return found
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(scheduler_output)
@@ -42,7 +52,7 @@ class SharingConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is no
         if self._steps is not None:
             self._steps.ended()
 
-    def _step_times(self) -> StepTimes | None:
-        """The shared tier's; None where there is none."""
+    def _shared_tier(self) -> SharedTier | None:
+        """None where there is none."""
         tiers = getattr(self.scheduler.manager, "secondary_tiers", ())
-        return next((tier.steps for tier in tiers if isinstance(tier, SharedTier)), None)
+        return next((tier for tier in tiers if isinstance(tier, SharedTier)), None)

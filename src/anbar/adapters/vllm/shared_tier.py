@@ -2,7 +2,8 @@
 
 A thin shell. What to ask, send, refuse and report is decided by the pure `tier.lookups` and `tier.transfers`;
 calls on the store run on the threads of `store_calls`. All methods run in the engine's scheduler loop: none
-blocks (but `drain_jobs` and `shutdown`, which vLLM means to block), none raises on account of the store.
+waits for the store (but `drain_jobs` and `shutdown`, which vLLM means to wait, and `hear`, for a fiftieth of
+a step), none raises on account of the store.
 """
 
 import math
@@ -46,6 +47,7 @@ from anbar.tier.part_counts import (
     PART_KEYS_HELP,
     PartCounts,
 )
+from anbar.tier.patience import Patience
 from anbar.tier.pressure import Pressure
 from anbar.tier.reuse import ReuseSketch
 from anbar.tier.scope_counts import ScopeCounts
@@ -141,6 +143,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
             timeout_s=options.timeouts.lookup_s,
             admission=self._admission if options.weighs_loads else None,
         )
+        self._patience = Patience(self.steps)
+        self._clock = clock
+        self._num_asked = 0
+        """Questions that the store has not answered yet."""
         self._gate = StoreGate(Pressure(clock), ReuseSketch(), self._tally)
         self._chunk_tokens: dict[bytes, int] = {
             group.group_id.to_bytes(GROUP_BYTES, "big"): group.tokens_per_block
@@ -206,7 +212,30 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._admission.step_ended()
         for request in context.preempted_req_ids:
             self._lookups.reconsider(request)
+        self._send_questions()
+        self._patience.step_ended()
+
+    def hear(self) -> bool:
+        """Send what was asked in this step so far and wait for the answers, as long as a step may
+        (`tier.patience`). Whether there were any: then it is worth asking again."""
+        left_s = self._patience.left_s()
+        if left_s <= 0:
+            return False
+        self._send_questions()
+        if not self._num_asked:
+            return False
+        began_s = self._clock.now_s()
+        ends_s = began_s + left_s
+        while self._num_asked and (result := self._calls.wait(max(0.0, ends_s - self._clock.now_s()))):
+            self._settle(result)
+        waited_s = self._clock.now_s() - began_s
+        self._patience.spent(waited_s)
+        self._tally.add(Series.SECONDS, "wait", waited_s)
+        return not self._num_asked
+
+    def _send_questions(self) -> None:
         for question in self._lookups.take_questions():
+            self._num_asked += 1
             self._calls.submit(question)
 
     def has_pending_work(self) -> bool:
@@ -302,6 +331,9 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._num_evicted += len(result.evicted)
         self._measure(result)
         if isinstance(call, Question):
+            self._num_asked -= 1
+            if result.outcomes is not None:
+                self._patience.answered(result.seconds)
             self._tally.add(Series.SECONDS, "lookup", result.seconds)
             self._lookups.settle(call, result.outcomes)
         else:

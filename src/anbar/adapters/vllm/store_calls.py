@@ -2,7 +2,7 @@
 
 Three lanes, each with its own threads: lookups, loads, stores. A store that hangs on writes cannot delay
 reads. Every call asks the circuit breaker first and tells it how it went. The scheduler's thread submits
-calls and collects results; it never waits, except in `collect_all`."""
+calls and collects results; it waits in `wait`, for as long as it says itself, and in `collect_all`."""
 
 import queue
 import threading
@@ -89,6 +89,15 @@ class StoreCalls:
         while not self._results.empty():
             self._num_open -= 1
             yield self._results.get()
+
+    def wait(self, timeout_s: float) -> Result | None:
+        """The next result, waited for at most so long; None: there was none."""
+        try:
+            result = self._results.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        self._num_open -= 1
+        return result
 
     def collect_all(self) -> Iterator[Result]:
         """Results of everything submitted; waits for them, at most the calls' deadlines."""

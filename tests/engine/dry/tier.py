@@ -48,6 +48,10 @@ class ClockedCalls:
     def collect(self) -> Iterator[Result]:
         return self._end(CLOCK.now_s())
 
+    def wait(self, timeout_s: float) -> Result | None:
+        """Nothing comes within a step: the model's steps do not wait."""
+        return None
+
     def collect_all(self) -> Iterator[Result]:
         return self._end(math.inf)
 

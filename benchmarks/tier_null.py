@@ -26,7 +26,13 @@ class NullStore:
         return [Outcome.HIT if key in known else Outcome.MISS for key in keys]
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         return self.exists(keys, scope=scope, timeout_s=timeout_s)
 

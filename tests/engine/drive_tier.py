@@ -170,14 +170,20 @@ def order(rig: Rig) -> object:
 
 
 def worth(rig: Rig) -> object:
-    """Chunks of one prompt in two jobs, the first in any order: each saves less than the one before it."""
+    """Chunks of one prompt in two jobs, the first in any order: each saves less than the one before it. Who
+    loads them says so, too."""
     context = rig.request("r")
     for number in range(ROWS):
         context.set_offload_key_position(key(number), 32 * (number + 1))
     rig.run([key(n) for n in (3, 1, 0, 2)], [0, 1, 2, 3], context, load=False)
     rig.run([key(4), key(5)], [4, 5], context, load=False)
     saved = [rig.store.saves_s[key(number)] for number in range(6)]
-    return [saved[-1] > 0, saved == sorted(saved, reverse=True), saved[0] > saved[1] > saved[3]]
+    other = rig.request("s")
+    for number in range(4):
+        other.set_offload_key_position(key(number), 32 * (number + 1))
+    rig.run([key(2), key(0), key(3), key(1)], [8, 9, 10, 11], other, load=True)
+    told = rig.store.read_saves_s == {key(number): saved[number] for number in range(4)}
+    return [saved[-1] > 0, saved == sorted(saved, reverse=True), saved[0] > saved[1] > saved[3], told]
 
 
 def outage(rig: Rig) -> object:

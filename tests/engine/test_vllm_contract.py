@@ -253,8 +253,9 @@ def test_the_beginning_of_a_prefix_is_stored_first(driven: dict[str, Any]) -> No
 
 
 def test_a_chunk_saves_less_than_the_one_before_it(driven: dict[str, Any]) -> None:
-    """What the store is told of two jobs of one prompt, by which its tail is evicted before its head."""
-    assert driven["worth"] == [True, True, True]
+    """What the store is told of two jobs of one prompt, by which its tail is evicted before its head,
+    and of what is loaded of it, for copies that are made then."""
+    assert driven["worth"] == [True, True, True, True]
 
 
 def test_an_outage_costs_one_deadline(driven: dict[str, Any]) -> None:

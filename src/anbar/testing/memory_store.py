@@ -13,7 +13,7 @@ class MemoryStore:
     Each call waits until `gate` is set, as it is at first; then `delay_s` is slept, up to the call's deadline
     (then every key is TIMEOUT). `outcome`, when set, is what every key of every call gets; `raises`, when
     set, is raised by every call (a defective store). `num_calls` counts also those that wait; `saves_s` has
-    what putters said that each key saves.
+    what putters said that each key saves, `read_saves_s` what readers did.
     """
 
     def __init__(self, id: str = "memory", *, capacity_bytes: int | None = None) -> None:
@@ -24,6 +24,7 @@ class MemoryStore:
         self.raises: Exception | None = None
         self.num_calls = 0
         self.saves_s: dict[bytes, float] = {}
+        self.read_saves_s: dict[bytes, float] = {}
         self._id = id
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
@@ -51,11 +52,18 @@ class MemoryStore:
         return self._call(len(keys), timeout_s) or [self._find(key, scope) for key in keys]
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         forced = self._call(len(keys), timeout_s)
         if forced is not None:
             return forced
+        self.read_saves_s.update(zip(keys, saves_s, strict=False))
         return [self._read(key, scope, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:

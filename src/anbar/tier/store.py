@@ -104,9 +104,17 @@ class Store(Protocol):
         ...
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
-        """Read each value into the buffer beside it; a length that differs from the buffer's is CORRUPT."""
+        """Read each value into the buffer beside it; a length that differs from the buffer's is CORRUPT.
+        `saves_s`: as of `PutItem`, of each key, for copies that the store makes of what was read; empty: not
+        known."""
         ...
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:

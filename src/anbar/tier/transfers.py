@@ -42,7 +42,7 @@ class Direction(Enum):
 @dataclass(frozen=True, slots=True)
 class Job:
     """Rows to move for a request: `keys[i]` is, or will be, in row `rows[i]`. `saves_s[i]` are the seconds
-    that it will save when it is read (see `tier.store.PutItem`); empty: not known."""
+    that it saves when it is read (see `tier.store.PutItem`); empty: not known."""
 
     id: int
     request: str

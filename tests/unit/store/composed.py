@@ -30,7 +30,13 @@ class HungStore(MemoryStore):
         return self._late(len(keys), timeout_s)
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         return self._late(len(keys), timeout_s)
 

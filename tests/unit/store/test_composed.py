@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from anbar.adapters.store.composed import ComposedStore
+from anbar.adapters.store.stamp import from_ns
 from anbar.core.clock import ManualClock
 from anbar.testing.memory_store import MemoryStore
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
@@ -15,6 +16,7 @@ from anbar.tier.breaker import BreakerState
 from anbar.tier.placement import Rendezvous
 from anbar.tier.store import Outcome, PutItem, Store, StoreStats
 from tests.unit.store.composed import HungStore, directories, layered, replicated, settle
+from tests.unit.store.encrypted import encrypted
 
 KEYS = [bytes([number]) * 36 for number in range(40)]
 
@@ -265,6 +267,36 @@ def test_what_a_further_layer_has_is_copied_into_the_nearer_one() -> None:
     settle(store)
     assert holders(layers, KEY) == ["one", "two", "far"]
     assert store.stats().parts[0].keys["repair", "hit"] == 1
+    store.close()
+
+
+def test_a_copy_is_worth_what_its_reader_says() -> None:
+    """Three entries are in the further layer alone; what each saves is told by who reads them, and stands
+    beside the copies in the nearer one. A reader that does not know says nothing."""
+    layers = [MemoryStore("near"), MemoryStore("far")]
+    store = layered(layers)
+    for key in KEYS[:3]:
+        put(layers[1], key, VALUE)
+    buffers = [memoryview(bytearray(len(VALUE))) for _ in range(3)]
+    found = store.get_into(KEYS[:2], buffers[:2], scope="", timeout_s=TIMEOUT_S, saves_s=[7.0, 3.0])
+    assert found == store.get_into(KEYS[1:3], buffers[1:], scope="", timeout_s=TIMEOUT_S)[::-1]
+    settle(store)
+    assert layers[0].saves_s == {KEYS[0]: 7.0, KEYS[1]: 3.0, KEYS[2]: 0.0}
+    store.close()
+
+
+def test_a_repaired_file_is_worth_what_its_reader_says(tmp_path: Path) -> None:
+    """One of two copies, sealed in each directory by itself, is gone: what is written there again is dated
+    with what the reader said that it saves, so that eviction knows it."""
+    store = replicated([encrypted(inner) for inner in directories(tmp_path, ["a", "b"])])
+    assert put(store, KEY, VALUE) is Outcome.HIT
+    first = "ab"[Rendezvous(["a", "b"], 2).of(KEY)[0]]
+    (path,) = (tmp_path / first).rglob("*.kv")
+    path.unlink()
+    buffer = memoryview(bytearray(len(VALUE)))
+    assert store.get_into([KEY], [buffer], scope="", timeout_s=TIMEOUT_S, saves_s=[5.0]) == [Outcome.HIT]
+    settle(store)
+    assert from_ns(path.stat().st_mtime_ns).saves_s == pytest.approx(5.0, rel=0.03)
     store.close()
 
 

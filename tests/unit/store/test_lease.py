@@ -81,7 +81,7 @@ def test_a_late_read_says_nothing_of_the_file(store: FilesStore, tmp_path: Path)
     """The call is over before the file was read: TIMEOUT, not damage, and the file stays for the next one."""
     put(store, KEY, VALUE)
     buffer = bytearray(b"x" * len(VALUE))
-    assert store._entries.read(KEY, "", ended(buffer)) is Outcome.TIMEOUT
+    assert store._entries.read(Value(KEY, "", ended(buffer))) is Outcome.TIMEOUT
     assert bytes(buffer) == b"x" * len(VALUE)
     assert get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE)
 

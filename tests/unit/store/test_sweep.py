@@ -130,6 +130,16 @@ def test_a_hit_keeps_what_an_entry_saves(rig: Rig) -> None:
         assert from_ns(rig.path(0).stat().st_mtime_ns).saves_s == pytest.approx(most_s, rel=0.03)
 
 
+def test_a_reader_may_know_more_of_what_an_entry_saves(rig: Rig) -> None:
+    """A longer prompt with the same beginning reads it: it saves more from then on, and never less."""
+    rig.fill(1, saves_s=3.0)
+    buffer = memoryview(bytearray(len(VALUE)))
+    for saves_s, most_s in [(9.0, 9.0), (1.0, 9.0)]:
+        found = rig.store.get_into([key(0)], [buffer], scope="", timeout_s=TIMEOUT_S, saves_s=[saves_s])
+        assert found == [Outcome.HIT]
+        assert from_ns(rig.path(0).stat().st_mtime_ns).saves_s == pytest.approx(most_s, rel=0.03)
+
+
 def test_other_models_entries_go_too_but_are_not_reported(rig: Rig) -> None:
     """One bound for the directory: an old entry of another model is evicted, but its key means nothing
     here."""

@@ -57,6 +57,14 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def test_a_load_says_what_its_keys_save(rig: Rig) -> None:
+    """What a call carries of each key's worth reaches the store with the read, as it does with the write."""
+    put(rig.store, b"key", b"x" * ROW_BYTES, "tenant")
+    rig.calls.submit(Call(1, Direction.LOAD, "tenant", (b"key",), (5,), (4.0,)))
+    assert rig.one().outcomes == [Outcome.HIT]
+    assert rig.store.read_saves_s == {b"key": 4.0}
+
+
 def test_rows_go_out_and_come_back(rig: Rig) -> None:
     """Row 1 is stored, found, and loaded into row 5; its neighbours stay as they were."""
     rig.memory[ROW_BYTES : 2 * ROW_BYTES] = b"0123456789abcdef"

@@ -82,16 +82,24 @@ class ComposedStore:
         return self._read(Operation.LOOKUP, keys, ask, timeout_s).outcomes()
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         def ask(picks: Sequence[int], store: Store, left_s: float) -> list[Outcome]:
             wanted, targets = [keys[i] for i in picks], [buffers[i] for i in picks]
-            return store.get_into(wanted, targets, scope=scope, timeout_s=left_s)
+            worth = [saves_s[i] for i in picks] if saves_s else ()
+            return store.get_into(wanted, targets, scope=scope, timeout_s=left_s, saves_s=worth)
 
         since, until_s = self._copies.now(), self._clock.now_s() + timeout_s
         reading = self._read(Operation.LOAD, keys, ask, timeout_s)
         for index, parts in reading.lacking():
-            self._repair(PutItem(keys[index], buffers[index]), scope, parts, since)
+            item = PutItem(keys[index], buffers[index], saves_s[index] if saves_s else 0.0)
+            self._repair(item, scope, parts, since)
         outcomes = reading.outcomes()
         if self._config.write_back and Outcome.CORRUPT in outcomes:
             # Its other places may get it only now: what is said to be damaged must be gone there too.

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from anbar.adapters.store.buffers import BufferPool, Bytes, as_bytes
 from anbar.adapters.store.seal import DATA_KEY_BYTES, EXTRA_BYTES, Seal, key_of_name
@@ -42,6 +42,14 @@ class DataKeys(Protocol):
         ...
 
 
+class _Wanted(NamedTuple):
+    """One value to be read."""
+
+    key: bytes
+    target: Bytes
+    saves_s: float
+
+
 class EncryptedStore:
     """See `anbar.tier.store.Store`. Owns `inner`, which is open. Scopes that are not to be encrypted are
     stored as they are."""
@@ -68,18 +76,25 @@ class EncryptedStore:
         return self._inner.exists([seal.name(key) for key in keys], scope=scope, timeout_s=timeout_s)
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         if not self._scopes.of(scope).encrypt:
-            return self._inner.get_into(keys, buffers, scope=scope, timeout_s=timeout_s)
+            return self._inner.get_into(keys, buffers, scope=scope, timeout_s=timeout_s, saves_s=saves_s)
         seal = self._seal(scope, self._keys.data_key)
         if seal is None:
             return [Outcome.NO_KEY] * len(keys)
         deadline_s = time.monotonic() + timeout_s
-        targets = [as_bytes(buffer) for buffer in buffers]
+        worth = saves_s or [0.0] * len(keys)
+        wanted = [_Wanted(*of) for of in zip(keys, map(as_bytes, buffers), worth, strict=True)]
         outcomes: list[Outcome] = []
-        for picks in _batches([target.nbytes for target in targets]):
-            outcomes += self._load(seal, [(keys[i], targets[i]) for i in picks], scope, deadline_s)
+        for picks in _batches([one.target.nbytes for one in wanted]):
+            outcomes += self._load(seal, [wanted[i] for i in picks], scope, deadline_s)
         return outcomes
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
@@ -135,17 +150,18 @@ class EncryptedStore:
             self._told[scope] = text
             logger.warning("entries of a tenant are neither stored nor read: %s", text)
 
-    def _load(
-        self, seal: Seal, wanted: Sequence[tuple[bytes, Bytes]], scope: Scope, deadline_s: float
-    ) -> list[Outcome]:
-        names = [seal.name(key) for key, _ in wanted]
-        sealed = [self._buffers.take(target.nbytes + EXTRA_BYTES) for _, target in wanted]
-        left_s = deadline_s - time.monotonic()
+    def _load(self, seal: Seal, wanted: Sequence[_Wanted], scope: Scope, deadline_s: float) -> list[Outcome]:
+        names = [seal.name(one.key) for one in wanted]
+        sealed = [self._buffers.take(one.target.nbytes + EXTRA_BYTES) for one in wanted]
         outcomes = self._inner.get_into(
-            names, [buffer.data for buffer in sealed], scope=scope, timeout_s=left_s
+            names,
+            [buffer.data for buffer in sealed],
+            scope=scope,
+            timeout_s=deadline_s - time.monotonic(),
+            saves_s=[one.saves_s for one in wanted],
         )
         forged = []
-        for index, (key, target) in enumerate(wanted):
+        for index, (key, target, _) in enumerate(wanted):
             if outcomes[index] is not Outcome.HIT:
                 continue
             if time.monotonic() >= deadline_s:

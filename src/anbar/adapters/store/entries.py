@@ -41,12 +41,12 @@ read any more."""
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is to be written."""
+    """What is to be written, or read; `saves_s`: what whoever asks says that it saves, 0.0: not known."""
 
     key: bytes
     scope: Scope
     row: Lease
-    saves_s: float
+    saves_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,9 @@ class Entries:
                 outcomes.append(self._missing(error))
         return outcomes
 
-    def read(self, key: bytes, scope: Scope, row: Lease) -> Outcome:
+    def read(self, value: Value) -> Outcome:
         """HIT when the row has the value, verified; or why not: TIMEOUT when the call was over before."""
+        key, scope, row = value.key, value.scope, value.row
         path = self._layout.entry(key, scope)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -104,7 +105,7 @@ class Entries:
                 return Outcome.MISS
             is_whole = status.st_size == HEADER_BYTES + row.num_bytes
             if is_whole and self._load(fd, key, scope, row):
-                self._touch(path, status, scope)
+                self._touch(path, status, scope, value.saves_s)
                 return Outcome.HIT
             with suppress(OSError):
                 self._quarantine.take(path, status, "content" if is_whole else "length")
@@ -231,7 +232,7 @@ class Entries:
         ttl_s = self._place.ttl_s(scope)
         return ttl_s is not None and self._clock.now_s() - from_ns(status.st_mtime_ns).used_s > ttl_s
 
-    def _touch(self, path: str, status: os.stat_result, scope: Scope, saves_s: float = 0.0) -> None:
+    def _touch(self, path: str, status: os.stat_result, scope: Scope, saves_s: float) -> None:
         stamp = from_ns(status.st_mtime_ns)
         is_worth_more = saves_s > 1.1 * stamp.saves_s
         ttl_s = self._place.ttl_s(scope)

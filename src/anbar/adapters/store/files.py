@@ -106,11 +106,17 @@ class FilesStore:
         return outcomes
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         with _lent(buffers) as rows:
-            pairs = zip(keys, rows, strict=True)
-            works = [partial(self._entries.read, key, scope, row) for key, row in pairs]
+            wanted = zip(keys, rows, saves_s or [0.0] * len(keys), strict=True)
+            works = [partial(self._entries.read, Value(key, scope, row, saves)) for key, row, saves in wanted]
             return self._move(works, rows, timeout_s)
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:

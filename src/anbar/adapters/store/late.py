@@ -47,12 +47,18 @@ class LateStore:
         return store.exists(keys, scope=scope, timeout_s=timeout_s)
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         store = self._opened()
         if store is None:
             return [Outcome.ERROR] * len(keys)
-        return store.get_into(keys, buffers, scope=scope, timeout_s=timeout_s)
+        return store.get_into(keys, buffers, scope=scope, timeout_s=timeout_s, saves_s=saves_s)
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:
         store = self._opened()

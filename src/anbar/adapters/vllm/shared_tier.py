@@ -177,8 +177,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         context = job_metadata.req_context
         request_wish = _wish(context)
         keys, rows, ends = _ordered(job_metadata)
-        prefill = request_wish.prefill or self.steps.cost or NOMINAL
-        saves_s = _saves_s(ends, context, prefill)
+        saves_s = _saves_s(ends, context, self._prefill(request_wish))
         job = Job(job_metadata.job_id, context.req_id, request_wish.scope, keys, rows, saves_s)
         kept: Sequence[int] = ()
         if request_wish.may_store:
@@ -191,7 +190,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
     def submit_load(self, job_metadata: TransferJob) -> None:
         request_wish = _wish(job_metadata.req_context)
         keys, rows, ends = _ordered(job_metadata)
-        job = Job(job_metadata.job_id, job_metadata.req_context.req_id, request_wish.scope, keys, rows)
+        # What lies in another layer, or has lost a copy, is written there with what it is worth.
+        saves_s = chain_saves_s([end or 0 for end in ends], self._prefill(request_wish))
+        request = job_metadata.req_context.req_id
+        job = Job(job_metadata.job_id, request, request_wish.scope, keys, rows, saves_s)
         self._lookups.loading(job.request, keys)
         run = self._run(keys, ends)
         if run is not None:
@@ -313,6 +315,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
     def _row(self, index: int) -> memoryview:
         size = self.block_size_bytes
         return self._memory[index * size : (index + 1) * size]
+
+    def _prefill(self, request_wish: wish.Wish) -> PrefillCost:
+        """What computing costs: as the request says, as measured, or as nobody knows."""
+        return request_wish.prefill or self.steps.cost or NOMINAL
 
     def _tokens(self, key: bytes) -> int:
         """Of one chunk of the layers that the key belongs to."""

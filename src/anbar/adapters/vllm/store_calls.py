@@ -145,7 +145,10 @@ class StoreCalls:
             return self._store.exists(call.keys, scope=call.scope, timeout_s=self._timeouts.lookup_s)
         rows = [self._row(index) for index in call.rows]
         if call.direction is Direction.LOAD:
-            return self._store.get_into(call.keys, rows, scope=call.scope, timeout_s=self._timeouts.load_s)
+            timeout_s = self._timeouts.load_s
+            return self._store.get_into(
+                call.keys, rows, scope=call.scope, timeout_s=timeout_s, saves_s=call.saves_s
+            )
         saves_s = call.saves_s or (0.0,) * len(rows)
         items = [PutItem(*item) for item in zip(call.keys, rows, saves_s, strict=True)]
         return self._store.put(items, scope=call.scope, timeout_s=self._timeouts.store_s)

@@ -117,7 +117,13 @@ class S3Store:
         return outcomes
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         deadline_s = time.monotonic() + timeout_s
         readings = [

@@ -112,7 +112,13 @@ class ValkeyStore:
         return self._run(commands, _deadline_s(timeout_s), _QUESTIONS_DEPTH)
 
     def get_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], *, scope: Scope, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        *,
+        scope: Scope,
+        timeout_s: float,
+        saves_s: Sequence[float] = (),
     ) -> list[Outcome]:
         deadline_s = _deadline_s(timeout_s)
         names = [self._names.name(key, scope) for key in keys]

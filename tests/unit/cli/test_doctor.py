@@ -19,7 +19,7 @@ from anbar.apps.doctor.host import check_cpu, check_directory, check_memory, che
 from anbar.apps.doctor.lmcache import check_lmcache
 from anbar.apps.doctor.model import check_model
 from anbar.apps.doctor.remote import check_engine
-from anbar.apps.doctor.run import check_store
+from anbar.apps.doctor.run import check_slots, check_store
 from anbar.apps.interpreter import Interpreter
 from anbar.apps.machine import Machine, container_memory, read_machine
 from anbar.config.discover import DiscoverConfig
@@ -426,6 +426,20 @@ def test_lmcache(tmp_path: Path) -> None:
     )
     assert "pip install 'lmcache==" in absent.fix
     assert "lmcache server --host 127.0.0.1" in silent.fix
+
+
+def test_packages_of_encryption(tmp_path: Path) -> None:
+    """A tenant is encrypted, and the engine's Python has no `cryptography`: said before anything is started,
+    with what helps. Without such a tenant nobody asks for it."""
+    lacking = dataclasses.replace(engine_python(tmp_path, None), missing=("cryptography",))
+    sealed = {"header": "x-tenant", "by_name": {"bank": None}, "scopes": {"bank": {"encrypt": True}}}
+    for tenants, level in ((sealed, Level.FAIL), (None, Level.OK)):
+        config = AnbarConfig.model_validate(
+            {"engines": [{"name": "a", "launch": {}}], "cache": {"mode": "shared"}, "tenants": tenants}
+        )
+        first = next(check_slots(config, MACHINE, lacking, {"a": [SLOT]}))
+        assert (first.topic, first.level) == ("vLLM", level)
+        assert first.fix == (f"{tmp_path}/python -m pip install cryptography" if tenants else "")
 
 
 def engine_python(tmp_path: Path, lmcache: str | None) -> Interpreter:

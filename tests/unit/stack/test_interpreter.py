@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from anbar.apps.interpreter import choose, complaint, inspect
+from anbar.apps.interpreter import STORE_PACKAGES, choose, complaint, inspect
+from anbar.apps.stores import packages_of
+from anbar.config.models import AnbarConfig
 from anbar.core.errors import StackError
 from tests.unit.stack.processes import fake_python
 
@@ -32,7 +34,8 @@ def test_relative_and_bare_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_good_interpreter(tmp_path: Path) -> None:
     """A CPU build of the right version with anbar in it."""
     found = inspect(fake_python(tmp_path), "test")
-    assert (found.vllm, found.cpu_build, found.anbar, found.missing) == ("0.32.0", True, "0.1.0", ())
+    assert (found.vllm, found.cpu_build, found.anbar) == ("0.32.0", True, "0.1.0")
+    assert found.missing == STORE_PACKAGES
     assert complaint(found, needs_plugin=True, on_gpu=False) is None
 
 
@@ -63,6 +66,33 @@ def test_fix_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
     assert text is not None
     assert "install-engine" in text
     assert "pip install" not in text
+
+
+SEALED = {"tenants": {"header": "x-tenant", "default": {"encrypt": True}}}
+VALKEY = {"kind": "valkey", "valkey": {"nodes": ["cache:6379"]}}
+S3 = {"kind": "s3", "s3": {"bucket": "kv-cache"}}
+
+
+@pytest.mark.parametrize(
+    ("store", "tenants", "needed"),
+    [
+        ({}, {}, ""),
+        ({}, SEALED, "cryptography"),
+        (VALKEY, {}, "valkey"),
+        ({"kind": "layered", "members": [VALKEY, S3]}, SEALED, "cryptography obstore valkey"),
+    ],
+)
+def test_packages_of_the_store(tmp_path: Path, store: object, tenants: object, needed: str) -> None:
+    """An interpreter with none of the packages that only some stores and tenants need: those that this
+    configuration needs are named, with the command; without a shared store none is."""
+    python = fake_python(tmp_path)
+    found = inspect(python, "test")
+    config = AnbarConfig.model_validate({"cache": {"mode": "shared", "store": store}, **tenants})
+    said = complaint(found, needs_plugin=True, on_gpu=False, packages=packages_of(config))
+    fix = f"Anbar's plugin needs {needed} in {python} (test); fix: {python} -m pip install {needed}"
+    assert said == (fix if needed else None)
+    native = AnbarConfig.model_validate({"cache": {"mode": "native"}, **tenants})
+    assert packages_of(native) == set()
 
 
 def test_anbar_is_not_needed_for_stock_offload(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from anbar.apps.machine import Machine, read_machine
 from anbar.apps.model import models_dir
 from anbar.apps.stack.models import no_tokenizer
 from anbar.apps.stack.placement import Slots, launched_entries, needs_vllm, place
+from anbar.apps.stores import packages_of
 from anbar.config.models import (
     DEFAULT_MODEL,
     AnbarConfig,
@@ -108,9 +109,12 @@ def look_around(config: AnbarConfig, environ: Mapping[str, str]) -> tuple[Machin
     return read_machine(environ), inspect(*choose(environ))
 
 
-def check_interpreter(interpreter: Interpreter, machine: Machine, *, needs_plugin: bool) -> Finding:
+def check_interpreter(
+    interpreter: Interpreter, machine: Machine, *, needs_plugin: bool, packages: Collection[str] = ()
+) -> Finding:
     """Whether engines can be launched with it; without this nothing else about them can be said."""
-    problem = complaint(interpreter, needs_plugin=needs_plugin, on_gpu=bool(machine.gpus))
+    on_gpu = bool(machine.gpus)
+    problem = complaint(interpreter, needs_plugin=needs_plugin, on_gpu=on_gpu, packages=packages)
     if problem is not None:
         what, _, fix = problem.partition("; fix: ")
         return fail("vLLM", what, fix)
@@ -126,7 +130,7 @@ def check_slots(
     """
     if interpreter is not None:
         plugin = any(needs_plugin(config.cache, slot.device) for group in slots.values() for slot in group)
-        vllm = check_interpreter(interpreter, machine, needs_plugin=plugin)
+        vllm = check_interpreter(interpreter, machine, needs_plugin=plugin, packages=packages_of(config))
         yield vllm
         if vllm.level is Level.FAIL:
             return

@@ -354,6 +354,10 @@ def tenants(rig: Rig) -> object:
             found.append(other.lookup(key(1), context)[-1])
             found.append(other.run([key(1)], [2], context, load=True).success)
         data = other.tier.get_stats().data["data"]
+        new = other.request("new", {"anbar": {"v": 1, "scope": "new", "sealed": True}})
+        other.run([key(9)], [3], new, load=False)
+        plain = files.exists([key(9)], scope="new", timeout_s=60.0)
+        found.append([other.lookup(key(9), new), [outcome.name for outcome in plain]])
         other.tier.shutdown()
     defined = SharedTier.build_metric_definitions({})
     found.append(

@@ -83,7 +83,8 @@ class TenantsConfig(ConfigModel):
         default_factory=dict
     )
     """What single scopes may have: by the group's name, or by that of a tenant without one. Engines hear of
-    `quota_bytes`, `ttl_s` and `encrypt` when they start; the rest, as the tenants themselves, applies to a
+    `quota_bytes`, `ttl_s` and `encrypt` when they start (and store nothing of a scope that is to be encrypted
+    until they do); the rest, as the tenants themselves, applies to a
     running router. A scope that is listed has a label of its own in metrics."""
 
     by_name: dict[TenantName, Annotated[TenantConfig, BeforeValidator(_empty_is_default)]] = Field(

@@ -4,7 +4,7 @@ A field that this version does not understand must not cost isolation: a wish th
 request out of the shared tier altogether (it is computed, and served from device and host as always).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeGuard
 
@@ -33,7 +33,8 @@ class Wish:
     """`scope` names the sharing group; `wait_s` bounds how long lookups may delay the request (None: the
     tier's own bound); `expect_tokens`: another engine is storing so many of the prompt's first tokens just
     now, so what of them is missing is asked for again until then; `prefill`: what its tokens cost to compute,
-    None: as the tier has found; `bypass` keeps the request out of the shared tier."""
+    None: as the tier has found; `sealed`: its scope is encrypted; `bypass` keeps the request out of the
+    shared tier."""
 
     scope: Scope = ""
     storing: Storing = Storing.AUTO
@@ -41,10 +42,16 @@ class Wish:
     expect_tokens: int = 0
     bypass: bool = False
     prefill: PrefillCost | None = None
+    sealed: bool = False
 
     @property
     def may_store(self) -> bool:
         return not self.bypass and self.storing is not Storing.NEVER
+
+    def granted(self, *, seals: bool) -> "Wish":
+        """The same, for an engine that encrypts the scope or does not. An engine hears of scopes when it
+        starts: one that the router has been told to encrypt since must not lie in the store plain."""
+        return replace(self, bypass=True) if self.sealed and not seals else self
 
 
 DEFAULT = Wish()
@@ -68,6 +75,7 @@ def parse(params: object) -> Wish:
         _wait_s(fields.get("wait_ms")),
         _expected(fields.get("expect_tokens")),
         prefill=_prefill(fields.get("prefill_s_per_token"), fields.get("prefill_s_per_token2", 0.0)),
+        sealed=fields.get("sealed", False) not in (False, None),
     )
 
 

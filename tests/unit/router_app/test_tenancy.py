@@ -83,6 +83,21 @@ def test_who_is_not_known_is_refused(files: KeyFiles, tenants: Sequence[bytes], 
     assert not any(name in caught.value.message for name in TENANTS["by_name"])
 
 
+def test_an_encrypted_scope_says_so(files: KeyFiles) -> None:
+    """Engines that were started before it was encrypted can keep it out of the store; a client cannot take
+    that back."""
+    scopes = {"lab": {"encrypt": True}}
+    found = table(files, scopes=scopes)
+    assert found.of(named(b"ada")).wish == {"v": 1, "scope": "lab", "store": "auto", "sealed": True}
+    assert found.of(named(b"bank")).wish == {"v": 1, "scope": "bank", "store": "auto"}
+    theirs = {"anbar": {"store": "always", "sealed": False}}
+    body = json.dumps({"model": "m", "prompt": "x", "kv_transfer_params": theirs}).encode()
+    request, api = named(b"ada", body=body), parse(Endpoint.COMPLETIONS, body, ClientKv.ALLOW)
+    sent, _ = found.of(request).put_into(request, api)
+    wish = json.loads(sent.body)["kv_transfer_params"]["anbar"]
+    assert wish == {"v": 1, "scope": "lab", "store": "always", "sealed": True}
+
+
 def test_who_is_not_known_may_share(files: KeyFiles) -> None:
     """With `unknown: shared` all such requests have the default scope; one that names two tenants is nobody's
     still."""

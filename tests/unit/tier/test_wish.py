@@ -22,6 +22,7 @@ fields = st.fixed_dictionaries(
         "expect_tokens": json_values,
         "prefill_s_per_token": json_values,
         "prefill_s_per_token2": json_values,
+        "sealed": json_values,
     },
 )
 
@@ -30,6 +31,19 @@ fields = st.fixed_dictionaries(
 def test_nothing_asked(params: object) -> None:
     """Without our field the defaults hold."""
     assert parse(params) == DEFAULT
+
+
+@pytest.mark.parametrize("sealed", [True, 1, "yes", [], 0.5])
+def test_what_is_to_be_sealed_is_never_stored_plain(sealed: object) -> None:
+    """An engine that does not encrypt the scope keeps the request out of the store, also when what is said is
+    no truth value; one that does, or a request that says nothing, goes on as before."""
+    asked = parse({"anbar": {"v": 1, "scope": "bank", "sealed": sealed}})
+    kept_out = asked.granted(seals=False)
+    assert (kept_out.scope, kept_out.bypass, kept_out.may_store) == ("bank", True, False)
+    assert asked.granted(seals=True) == asked
+    assert asked.may_store
+    for plain in ({"v": 1, "scope": "bank"}, {"v": 1, "scope": "bank", "sealed": False}):
+        assert parse({"anbar": plain}).granted(seals=False).may_store
 
 
 def test_everything_asked() -> None:

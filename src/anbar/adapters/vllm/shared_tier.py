@@ -74,6 +74,8 @@ from anbar.tier.transfers import CALL_BYTES, Direction, Finished, Job, TransferC
 # Below vLLM's logger, so that lines appear in the engine's log.
 logger = init_logger("vllm.anbar.shared_tier")
 
+_RESTART = "its requests neither read nor write the store until it is restarted with the tenants of today"
+
 _HIT, _MISS = Answer.HIT, Answer.MISS  # looked up by name ten thousand times a second
 
 
@@ -116,7 +118,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._breaker = Breaker(clock)
         self._breaker_seen = BreakerState.CLOSED
         self._tally = Tally(by_scope=options.scopes is not None)
-        self._scope_counts = ScopeCounts(options.scopes or Scopes())
+        self._scopes = options.scopes or Scopes()
+        self._scope_counts = ScopeCounts(self._scopes)
+        self._plain: set[str] = set()
+        """Scopes that are kept out of the store, told once."""
         self._num_defects = 0
         self._num_evicted = 0
         self._store_stats = self._store_told = StoreStats(None, None, None)
@@ -158,7 +163,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Reads what the request asks of the tier."""
-        request_wish = wish.parse(req_context.kv_transfer_params)
+        request_wish = self._read(req_context)
         req_context.set_state(request_wish)
         self._lookups.open(req_context.req_id, request_wish)
         return RequestOffloadingContext()
@@ -175,7 +180,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         context = job_metadata.req_context
-        request_wish = _wish(context)
+        request_wish = self._wish(context)
         keys, rows, ends = _ordered(job_metadata)
         saves_s = _saves_s(ends, context, self._prefill(request_wish))
         job = Job(job_metadata.job_id, context.req_id, request_wish.scope, keys, rows, saves_s)
@@ -188,7 +193,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._gate.pressure.queued(self._transfers.store_share)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        request_wish = _wish(job_metadata.req_context)
+        request_wish = self._wish(job_metadata.req_context)
         keys, rows, ends = _ordered(job_metadata)
         # What lies in another layer, or has lost a copy, is written there with what it is worth.
         saves_s = chain_saves_s([end or 0 for end in ends], self._prefill(request_wish))
@@ -316,6 +321,21 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         size = self.block_size_bytes
         return self._memory[index * size : (index + 1) * size]
 
+    def _wish(self, context: ReqContext) -> wish.Wish:
+        """As it was read when the request came."""
+        known: wish.Wish | None = context.get_state(wish.Wish)
+        return known or self._read(context)
+
+    def _read(self, context: ReqContext) -> wish.Wish:
+        asked = wish.parse(context.kv_transfer_params)
+        granted = asked.granted(seals=self._scopes.of(asked.scope).encrypt)
+        if granted is not asked and asked.scope not in self._plain:
+            self._plain.add(asked.scope)
+            logger.warning(
+                "scope %r is to be encrypted, and this engine was started without: %s", asked.scope, _RESTART
+            )
+        return granted
+
     def _prefill(self, request_wish: wish.Wish) -> PrefillCost:
         """What computing costs: as the request says, as measured, or as nobody knows."""
         return request_wish.prefill or self.steps.cost or NOMINAL
@@ -397,12 +417,6 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
 class _LeastSaved(float):
     """The least that an earlier chunk of a request saves; kept in vLLM's scratch space of the request."""
-
-
-def _wish(context: ReqContext) -> wish.Wish:
-    """As it was read when the request came."""
-    known: wish.Wish | None = context.get_state(wish.Wish)
-    return known or wish.parse(context.kv_transfer_params)
 
 
 def _ordered(job: TransferJob) -> tuple[tuple[bytes, ...], tuple[int, ...], list[int | None]]:

@@ -13,7 +13,7 @@ from anbar.adapters.http.openai import ApiRequest
 from anbar.adapters.http.rewrite import with_members, with_new_members
 from anbar.adapters.keys.files import KeyFiles
 from anbar.apps.router.split_bodies import PARAMS
-from anbar.config.tenants import DEFAULT_SCOPE, TenantsConfig
+from anbar.config.tenants import DEFAULT_SCOPE, ScopeConfig, TenantsConfig
 from anbar.core.errors import RequestError
 from anbar.core.salt import cache_salt
 from anbar.tier.store import Scope
@@ -89,7 +89,7 @@ class Table:
     def __init__(self, config: TenantsConfig, files: KeyFiles) -> None:
         secret = files.secret()
         of_scope = {
-            scope: _membership(scope, settings.store, OwnSalt(secret, scope, files.epoch(scope)))
+            scope: _membership(scope, settings, OwnSalt(secret, scope, files.epoch(scope)))
             for scope, settings in config.known_scopes().items()
         }
         self._header = None if config.header is None else config.header.encode()
@@ -122,9 +122,11 @@ class Tenancy:
     """None: there are no tenants."""
 
 
-def _membership(scope: Scope, store: Storing, own_salt: OwnSalt) -> Membership:
+def _membership(scope: Scope, settings: ScopeConfig, own_salt: OwnSalt) -> Membership:
     salt = own_salt("")
-    wish = {"v": 1, "scope": scope, "store": store.value}
+    wish: dict[str, object] = {"v": 1, "scope": scope, "store": settings.store.value}
+    if settings.encrypt:  # engines that were started before do not know
+        wish["sealed"] = True
     fields: dict[str, object] = {SALT: salt, PARAMS: {"anbar": wish}}
     return Membership(b"", scope, salt, own_salt, wish, fields, _encode(fields)[1:-1])
 

@@ -35,7 +35,7 @@ from anbar.core.ids import RequestId
 from anbar.route import make_policy
 from anbar.sim.engine.engine import Engine as EngineModel
 from anbar.sim.engine.request import EngineRequest
-from benchmarks.fleet_sim import Ask, FleetSim, _events, _Running, trace, working_set
+from benchmarks.fleet_sim import Ask, FleetSim, InFlight, events_of, trace, working_set
 from benchmarks.report import Report
 
 NUM_ENGINES = 8
@@ -80,10 +80,10 @@ class Replica(FleetSim):
         self._index.apply(engine, batch, self._clock.at_s)
         self._caches.taken_in(engine)
 
-    def has(self, request: RequestId) -> _Running | None:
+    def has(self, request: RequestId) -> InFlight | None:
         return self._running.get(request)
 
-    def first_token(self, running: _Running, request: EngineRequest) -> None:
+    def first_token(self, running: InFlight, request: EngineRequest) -> None:
         predicted = running.share._plan.prediction.match.total
         self.error += abs(predicted - request.num_cached_tokens)
         self._first_token(running, request)
@@ -171,7 +171,7 @@ class Replicas:
 
     def _finish(self, number: int) -> None:
         result = self.routers[0].models[number].finish_step()
-        events: tuple[KvEvent, ...] = tuple(_events(result.events))
+        events: tuple[KvEvent, ...] = tuple(events_of(result.events))
         if events:
             batch = KvBatch(self._batches[number], events, self.routers[0]._clock.at_s)
             self._batches[number] += 1
@@ -184,7 +184,7 @@ class Replicas:
             if output.finished:
                 router._over(running, output.request)
 
-    def _owner(self, request: RequestId) -> tuple[Replica, _Running]:
+    def _owner(self, request: RequestId) -> tuple[Replica, InFlight]:
         for router in self.routers:
             running = router.has(request)
             if running is not None:

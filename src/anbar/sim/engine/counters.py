@@ -30,6 +30,10 @@ class Counters:
     num_shared_hits: int = 0
     """Those of them that came from the shared tier for the request itself
     (`prompt_tokens_cached_by_source{source="disk"}`); what an earlier request fetched is host RAM's."""
+    num_recovered_device: int = 0
+    """Of preempted requests, when they ran again: found on the device. No counter of vLLM's."""
+    num_recovered_external: int = 0
+    """Of these: loaded from the tiers below. Neither is a prefix hit."""
     num_loaded: int = 0
     """Copied to the device."""
     num_stored: int = 0

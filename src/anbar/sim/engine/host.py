@@ -108,6 +108,11 @@ class HostTier:
         self._num_idle = self._num_coming = 0
 
     @property
+    def num_taken(self) -> int:
+        """Places that are taken, also by chunks that are not complete."""
+        return len(self._readers)
+
+    @property
     def write_usage(self) -> float:
         """Share of the places whose chunks are on their way, 0..1."""
         return self._num_coming / self.num_chunks

@@ -68,6 +68,8 @@ class EngineRequest:
     """Prompt tokens that the first admission found on the device."""
     num_external_hit: int = 0
     """Prompt tokens that the first admission loads from a tier below."""
+    num_shared_hit: int = 0
+    """Those of them that the shared tier was asked for on behalf of this request."""
 
     @property
     def num_tokens(self) -> int:

@@ -351,6 +351,9 @@ class Scheduler:
         self._allocate(request, found, num_new)
         if not request.num_preemptions:
             self._count_lookup(request, found)
+        else:
+            self._counters.num_recovered_device += len(found.blocks) * self._shape.block_size
+            self._counters.num_recovered_external += found.num_external
         request.num_computed = found.num_computed + num_new
         if loads or request.num_computed < request.num_tokens:
             self._prefilling.add(request)
@@ -404,7 +407,8 @@ class Scheduler:
             counters.num_external_queries += request.num_tokens - num_local
             counters.num_external_hits += num_external + found.num_remote
         if num_external and self._connector is not None:
-            counters.num_shared_hits += self._connector.num_shared(request, num_local, num_external)
+            request.num_shared_hit = self._connector.num_shared(request, num_local, num_external)
+            counters.num_shared_hits += request.num_shared_hit
 
     def _fits(self, request: EngineRequest, found: _Found, num_new: int) -> bool:
         num_held = len(request.blocks) + len(found.blocks)

@@ -23,11 +23,16 @@ PROMPT_TOKENS, ANSWER_TOKENS = 448, 8
 REQUESTS, STREAMS = 4, 2
 """Of one half of a pair, and how many of them at a time: some seven seconds."""
 
-CAPACITY_BYTES, HOST_BYTES = 512 * MIB, 384 * MIB
-"""Of the directory and of host RAM: full after the first pairs, so that both evict as in production."""
-
 SETTLE_S = 0.5
 """After a half, in which what is still being stored ends; its CPU counts, its time does not."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of the directory and of host RAM: full after the first pairs, so that both evict as in production."""
+
+    store_bytes: int = 512 * MIB
+    host_bytes: int = 384 * MIB
 
 
 @dataclass(frozen=True)
@@ -58,25 +63,37 @@ def interval(ratios: Sequence[float], resamples: int = 20_000) -> Interval:
     return Interval(float(np.exp(logs.mean())), float(low), float(high), statistics.median(ratios))
 
 
-def caches(directory: Path) -> dict[str, CacheConfig]:
+def caches(directory: Path, bounds: Bounds) -> dict[str, CacheConfig]:
     """By name; `off` is what the others are compared with."""
-    store = StoreConfig(path=directory / "store", capacity_bytes=CAPACITY_BYTES)
+    store = StoreConfig(path=directory / "store", capacity_bytes=bounds.store_bytes)
     return {
         "off": plain(),
-        "native": native().model_copy(update={"host_bytes": HOST_BYTES}),
-        "shared": CacheConfig(mode=CacheMode.SHARED, host_bytes=HOST_BYTES, store=store),
+        "native": native().model_copy(update={"host_bytes": bounds.host_bytes}),
+        "shared": CacheConfig(mode=CacheMode.SHARED, host_bytes=bounds.host_bytes, store=store),
     }
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What is measured: engines of `model`, by the names of `caches`, so many pairs."""
+
+    model: Path
+    bounds: Bounds
+    names: Sequence[str]
+    pairs: int
+
+
 def run_pairs(
-    python: Path, model: Path, directory: Path, names: Sequence[str], pairs: int, say: Callable[[str], None]
+    python: Path, compared: Compared, directory: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, list[Half]], dict[str, float]]:
     """Halves by engine, one a pair; and what the shared one's tier counted. The order within a pair turns."""
+    names, pairs = compared.names, compared.pairs
+    settings = caches(directory, compared.bounds)
     halves: dict[str, list[Half]] = {name: [] for name in names}
     with ExitStack() as stack:
         engines: dict[str, Engine] = {}
         for name in names:
-            config = EngineConfig(f"over-{name}-{os.getpid()}", model, caches(directory)[name])
+            config = EngineConfig(f"over-{name}-{os.getpid()}", compared.model, settings[name])
             engine = engines[name] = Engine(python, config, free_port(), directory / f"{name}.log")
             stack.callback(engine.kill)
             engine.start()

@@ -149,6 +149,9 @@ class _Source:
     def validate(self) -> AnbarConfig:
         """The configuration; raises with all problems: of single values, and between the right ones."""
         config, wrong = _try(self._data)
+        nul = [Problem(leaf, "has a NUL character in it") for leaf in _with_nul(self._data)]
+        if nul:  # a path, an argument or a variable that no system call takes
+            config, wrong = None, [*wrong, *nul]
         self._problems += wrong
         if config is None:
             config, _ = _try(_without(self._data, [problem.path for problem in wrong]))
@@ -222,6 +225,11 @@ def _without(data: object, paths: Iterable[KeyPath]) -> Any:
             if (index,) not in heads
         ]
     return data
+
+
+def _with_nul(data: Any) -> list[KeyPath]:
+    leaves = _leaves(data, ())
+    return [leaf for leaf in leaves if isinstance(text := _at(data, leaf), str) and "\0" in text]
 
 
 def _leaves(data: object, path: KeyPath) -> Iterable[KeyPath]:

@@ -149,6 +149,8 @@ def test_wrong_overrides(key: str, words: str) -> None:
         ("engines: [{name: a, url: 'http://h', events: 'h:5557'}]", "'h:5557'; allowed: tcp://, a host"),
         ("state_dir: ''", "anbar.yaml:1: state_dir: is ''; allowed: not empty"),
         ("cache: {store: {path: ''}}", "anbar.yaml:1: cache.store.path: is ''; allowed: not empty"),
+        ('cache: {store: {path: "a\\0b"}}', "anbar.yaml:1: cache.store.path: has a NUL character in it"),
+        ('engines: [{name: a, launch: {args: ["--x=\\0"]}}]', "launch.args[0]: has a NUL character in it"),
         ("engines: [{name: a, url: 'http://h:99999'}]", "engines[0].url: is 'http://h:99999'; allowed: host"),
         ("engines: [{name: a, url: 'http://h:0'}]", "engines[0].url: is 'http://h:0'; allowed: host"),
         ("engines: [{name: a, url: 'http://h:x'}]", "engines[0].url: is 'http://h:x'; allowed: host"),

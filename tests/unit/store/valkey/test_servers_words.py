@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from anbar.adapters.store.deadline import DeadlineRunner
 from anbar.adapters.store.valkey.names import NUM_SLOTS, Names, slot
 from anbar.adapters.store.valkey.nodes import Nodes, read_slots
-from anbar.adapters.store.valkey.settings import errors, read_info, warnings
+from anbar.adapters.store.valkey.replies import ServerError
+from anbar.adapters.store.valkey.settings import errors, read_info, silence, warnings
 from anbar.adapters.store.valkey.wire import Node, Wire, make_node, parse_node
 from anbar.core.clock import ManualClock
 
@@ -56,6 +57,22 @@ def test_memory_policies() -> None:
     assert len(list(warnings({"maxmemory": "9", "maxmemory_policy": "noeviction"}))) == 1
     assert list(warnings({"maxmemory": "9", "maxmemory_policy": "allkeys-lru", "role": "master"})) == []
     assert len(list(warnings({"maxmemory": "9", "role": "slave"}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [(b"", "Exeg"), (b"Ex", "eg"), (b"gxeE", None), (b"AE", None), (b"AK", "E"), (b"KExeg$", None)],
+)
+def test_a_server_that_does_not_tell_what_it_evicts(flags: bytes, missing: str | None) -> None:
+    """Said with what to set; `A` stands for all kinds. A server that does not let us ask is left alone."""
+    said = silence([b"notify-keyspace-events", flags])
+    if missing is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert f"lack {missing}:" in said
+        assert said.endswith("set notify-keyspace-events Exeg")
+    assert silence(ServerError("NOPERM no")) is None
 
 
 def test_slots() -> None:

@@ -8,6 +8,9 @@ MIN_VERSION = (6, 2)
 """GETEX came with it."""
 _ADVICE = "set `maxmemory-policy allkeys-lru` (or volatile-lru, where others use the server too)"
 
+EVENTS = "Exeg"
+"""Keyevent messages of keys that expired, were evicted, or were removed by a command."""
+
 Info = Mapping[str, str]
 
 
@@ -59,6 +62,21 @@ def warnings(info: Info) -> Iterator[str]:
         )
     if info.get("role") == "slave":
         yield "it is a replica, which refuses what is to be stored: name the primary"
+
+
+def silence(reply: Reply) -> str | None:
+    """What a server does not tell of its own accord, from its reply to CONFIG GET notify-keyspace-events;
+    None: nothing, or it does not say (who may ask is the server's to decide)."""
+    match reply:
+        case [b"notify-keyspace-events", bytes(flags)]:
+            said = flags.decode("ascii", "replace").replace("A", "g$lshzxet")
+            missing = "".join(flag for flag in EVENTS if flag not in said)
+            if missing:
+                return (
+                    f"its notify-keyspace-events lack {missing}: what it evicts or lets expire is taken to "
+                    f"be there until somebody asks for it; set notify-keyspace-events {EVENTS}"
+                )
+    return None
 
 
 def _version(text: str) -> tuple[int, ...]:

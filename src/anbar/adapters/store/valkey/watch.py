@@ -13,7 +13,7 @@ from contextlib import suppress
 from anbar.adapters.store.valkey.names import Names
 from anbar.adapters.store.valkey.nodes import FAILURES, Nodes
 from anbar.adapters.store.valkey.replies import ProtocolError, Reply, ServerError
-from anbar.adapters.store.valkey.settings import Info, errors, number, read_info, warnings
+from anbar.adapters.store.valkey.settings import Info, errors, number, read_info, silence, warnings
 from anbar.adapters.store.valkey.wire import Node, Refused, Wire
 from anbar.core.errors import StoreError
 from anbar.tier.store import StoreStats
@@ -151,6 +151,8 @@ class Watch:
             try:
                 self._ears[node] = self._nodes.take(node, deadline_s)
                 self._ears[node].send([(b"SUBSCRIBE", *self._channels)], deadline_s)
+                if text := silence(self._call(node, b"CONFIG", b"GET", b"notify-keyspace-events")):
+                    self._nodes.advise(node, text)
             except FAILURES:
                 self._deaf(node)
 

@@ -23,13 +23,7 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
     make_offload_key,
 )
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
+from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from anbar.adapters.keys.files import KeyFiles
@@ -38,7 +32,6 @@ from anbar.adapters.store.encrypted import EncryptedStore
 from anbar.adapters.store.files import FilesConfig, FilesStore
 from anbar.adapters.store.part import Part
 from anbar.adapters.store.sweep import Bounds
-from anbar.adapters.vllm.fingerprint import digest_of, identity
 from anbar.adapters.vllm.shared_tier import SharedTier, SharedTierOptions
 from anbar.adapters.vllm.step_work import step_work
 from anbar.adapters.vllm.store_calls import Timeouts
@@ -375,75 +368,9 @@ def _params(scope: str) -> object:
     return {"anbar": {"v": 1, "scope": scope}}
 
 
-def fingerprints(rig: Rig) -> object:
-    """How many different fingerprints the variants of one engine have, and whether an equal one is equal."""
-    base = _identity()
-    variants = [
-        _identity(model={"rope_theta": 2}),
-        _identity(dtype="torch.float16"),
-        _identity(quantization="fp8"),
-        _identity(hash_algo="sha256_cbor"),
-        _identity(kv_dtype="fp8"),
-        _identity(layout="BLHNC"),
-        _identity(blocks_per_chunk=2),
-        _identity(tp=2),
-        _identity(rows=4096),
-        _identity(weights="other"),
-    ]
-    return [len({digest_of(card) for card in (base, *variants)}), base == _identity(model={"rope_theta": 1})]
-
-
-def _identity(
-    *,
-    model: dict[str, object] | None = None,
-    dtype: str = "torch.float32",
-    quantization: str | None = None,
-    hash_algo: str = "sha256",
-    kv_dtype: str = "float32",
-    layout: str = "LBHNC",
-    blocks_per_chunk: int = 1,
-    tp: int = 1,
-    rows: int = 8192,
-    weights: str | None = "weights",
-    lora: object = None,
-) -> dict[str, object]:
-    hf_config = SimpleNamespace(
-        to_dict=lambda: {"_name_or_path": str(id(model)), "rope_theta": 1, **(model or {})}
-    )
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=hf_config, dtype=dtype, quantization=quantization),
-        attention_config=SimpleNamespace(backend=None),
-        cache_config=SimpleNamespace(prefix_caching_hash_algo=hash_algo),
-        speculative_config=None,
-        lora_config=lora,
-    )
-    offloading = OffloadingConfig(
-        groups=(OffloadingGroupConfig(32, ("layers.0", "layers.1"), 0),),
-        worker_kv_bytes_per_block=4096,
-        enable_kv_cache_events=False,
-        extra_config={},
-        engine_id="e",
-        model=OffloadingModelConfig("name", kv_dtype),
-        cache=OffloadingCacheConfig(32, blocks_per_chunk),
-        parallel=OffloadingParallelConfig(0, tp, tp, 1, 1, 1, 0, 1, None, False),
-        kv_cache_layout=layout,
-    )
-    return identity(config, SimpleNamespace(config=offloading, replicated_layout=False), rows, weights)
-
-
-def adapters(rig: Rig) -> object:
-    """What is said of an engine with LoRA whose adapters nobody vouches for, and whether a name will do."""
-    try:
-        _identity(weights=None, lora=SimpleNamespace())
-    except AnbarError as error:
-        return [str(error), _identity(lora=SimpleNamespace()) == _identity()]
-    return ["no error", False]
-
-
 SCENARIOS: list[Callable[[Rig], object]] = [
     round_trip, failed_load, order, worth, outage, full, wishes, pressure, break_even, hearing,
-    steps, metrics,
-    parts, tenants, fingerprints, adapters,
+    steps, metrics, parts, tenants,
 ]  # fmt: skip
 
 

@@ -1,14 +1,6 @@
-"""Encrypted connections. The server of the tests has no TLS of its own: something in front of it has.
+"""Encrypted connections. The server of the tests has no TLS of its own: something in front of it has."""
 
-`certificates/` holds one for `localhost` (server.pem, with its key) and who vouches for it (ca.pem), both for
-a hundred years and for these tests alone."""
-
-import select
-import socket
-import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,52 +10,10 @@ from anbar.core.errors import StoreError
 from anbar.testing.store_contract import KEY, TIMEOUT_S, get, put
 from anbar.tier.store import Outcome
 from tests.integration.valkey.servers import Server, server, store_on
-from tests.ports import free_port
+from tests.tls_front import CA, CERT, KEY_FILE, TlsFront
 
-FILES = Path(__file__).parent / "certificates"
-CA, CERT, KEY_FILE = FILES / "ca.pem", FILES / "server.pem", FILES / "server.key"
 DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 LARGE = bytes(range(256)) * 4096
-
-
-class TlsFront:
-    """Takes TLS off connections to a server, with `asks` only from clients with a certificate."""
-
-    def __init__(self, port: int, *, asks: bool = False) -> None:
-        self.port = free_port()
-        self._upstream = port
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(CERT, KEY_FILE)
-        if asks:
-            self._context.load_verify_locations(CA)
-            self._context.verify_mode = ssl.CERT_REQUIRED
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                plain, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
-
-    def _serve(self, plain: socket.socket) -> None:
-        with (
-            plain,
-            suppress(OSError),
-            self._context.wrap_socket(plain, server_side=True) as client,
-            socket.create_connection(("127.0.0.1", self._upstream)) as upstream,
-        ):
-            while True:
-                ready = [client] if client.pending() else select.select([client, upstream], [], [])[0]
-                for source in ready:
-                    if not (data := source.recv(65536)):
-                        return
-                    (upstream if source is client else client).sendall(data)
 
 
 @pytest.fixture(scope="module")

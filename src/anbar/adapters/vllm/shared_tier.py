@@ -153,11 +153,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._num_asked = 0
         """Questions that the store has not answered yet."""
         self._gate = StoreGate(Pressure(clock), ReuseSketch(), self._tally)
-        self._chunk_tokens: dict[bytes, int] = {
-            group.group_id.to_bytes(GROUP_BYTES, "big"): group.tokens_per_block
-            * offloading_spec.blocks_per_chunk
-            for group in offloading_spec.config.groups
-        }
+        self._chunk_tokens = _chunk_tokens(offloading_spec)
         self._calls = StoreCalls(store, self._breaker, self._row, options.timeouts)
         self._calls.start(options.threads_per_lane)
 
@@ -417,6 +413,14 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
 
 class _LeastSaved(float):
     """The least that an earlier chunk of a request saves; kept in vLLM's scratch space of the request."""
+
+
+def _chunk_tokens(spec: OffloadingSpec) -> dict[bytes, int]:
+    """Tokens of one chunk, by the end of the keys of its layers' cache."""
+    return {
+        group.group_id.to_bytes(GROUP_BYTES, "big"): group.tokens_per_block * spec.blocks_per_chunk
+        for group in spec.config.groups
+    }
 
 
 def _ordered(job: TransferJob) -> tuple[tuple[bytes, ...], tuple[int, ...], list[int | None]]:

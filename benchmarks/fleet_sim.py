@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anbar.apps.emulator.default_cost import H100_8B, KV_BYTES_PER_TOKEN
+from anbar.apps.router.engine import KvFollowing
 from anbar.apps.simulate import fleet
 from anbar.apps.simulate.ask import Ask
 from anbar.apps.simulate.fleet import Chooser, InFlight, Worker
@@ -99,6 +100,10 @@ class FleetSim(fleet.FleetSim):
             kv_bytes_per_token=KV_BYTES_PER_TOKEN,
         )
         super().__init__([EngineModel(shape, StepCost(H100_8B)) for _ in range(num_engines)], chosen)
+        for worker in self._workers:
+            # As all results so far have it: streams of events that never say they are complete, so that the
+            # router's own placements count beside the index.
+            worker.engine.kv = KvFollowing("sim")
 
 
 def events_of(events: Sequence[EngineEvent]) -> Iterator[KvEvent]:

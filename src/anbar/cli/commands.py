@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "anbar.cli.doctor:doctor",
     "model": "anbar.cli.model:model",
     "advise": "anbar.cli.advise:app",
+    "simulate": "anbar.cli.simulate:simulate",
     "config": "anbar.cli.config:app",
     "cache": "anbar.cli.cache:app",
 }

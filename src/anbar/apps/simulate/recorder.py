@@ -141,6 +141,7 @@ class Recorder:
         return Result(
             num_requests=len(self._ttft_s),
             span_s=max(self._ended_s - self._start_s, 1e-9),
+            arrivals_s=until_s,
             ttft_s=Percentiles.of(self._ttft_s),
             itl_s=Percentiles.of(self._itl_s or [0.0]),
             num_good=self._num_good,

@@ -92,6 +92,8 @@ class Result(msgspec.Struct, frozen=True):
     num_requests: int
     span_s: float
     """From the first arrival to the end of the last answer."""
+    arrivals_s: float
+    """From the first arrival to the last."""
     ttft_s: Percentiles
     itl_s: Percentiles
     """Mean time between the tokens of an answer, over answers of more than one token."""
@@ -114,6 +116,16 @@ class Result(msgspec.Struct, frozen=True):
     def throughput(self) -> float:
         """Answers a second."""
         return self.num_requests / self.span_s
+
+    @property
+    def answer_tokens_per_s(self) -> float:
+        """While requests came, or over all of it when that was less than half of the time: an end in which
+        fewer and fewer are left says nothing of a busy fleet."""
+        samples = self.samples
+        last = max((i for i, at_s in enumerate(samples.at_s) if at_s <= self.arrivals_s), default=0)
+        if last and self.arrivals_s >= self.span_s / 2:
+            return samples.answers[last] / samples.at_s[last]
+        return self.tokens.answers / self.span_s
 
     @property
     def goodput(self) -> float:

@@ -83,7 +83,8 @@ class _Simulation(FleetSim):
         self._recorder = Recorder(setup.slo, engines, load.asks)
         self._changes = _changes(setup.incidents, load.asks[0].at_s)
         self._front_seconds = setup.cost.front_seconds
-        self.stride_s = max(_STRIDE_S, 0.0 if self._prefilling else load.soonest_s)
+        if len(engines) > 1:  # else whatever follows on an answer follows on a step's end
+            self.stride_s = max(_STRIDE_S, 0.0 if self._prefilling else load.soonest_s)
         self._progress: Progress = lambda at_s, num_done: None
 
     def result(self, progress: Progress | None) -> Result:

@@ -137,9 +137,10 @@ class Setup:
         deployment = self.fleet.deployment
         room = deployment.kv_pool_bytes
         if room <= 0:
-            size, gpus = deployment.weight_bytes / 1e9, f"{deployment.num_gpus} x {deployment.gpu_name}"
+            size = f"{deployment.weight_bytes / 1e9:.1f} GB of weights in {deployment.weight_format}"
+            gpus = f"{deployment.num_gpus} x {deployment.gpu_name}"
             raise ConfigError(
-                f"fleet: {size:.1f} GB of weights in {deployment.weight_format} leave no room for KV on {gpus}"
+                f"fleet: {size} leave no room for KV on {gpus}"
                 "; allowed: more GPUs, larger ones, or weights of fewer bits"
             )
         return room // deployment.kv_bytes_per_token

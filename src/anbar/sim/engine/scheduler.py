@@ -348,11 +348,12 @@ class Scheduler:
         (self._to_load.add if loads else self._to_load.discard)(request)
         if not self._fits(request, found, num_new):
             return _Verdict.FULL
+        num_local = len(found.blocks) * self._shape.block_size
         self._allocate(request, found, num_new)
         if not request.num_preemptions:
             self._count_lookup(request, found)
         else:
-            self._counters.num_recovered_device += len(found.blocks) * self._shape.block_size
+            self._counters.num_recovered_device += num_local
             self._counters.num_recovered_external += found.num_external
         request.num_computed = found.num_computed + num_new
         if loads or request.num_computed < request.num_tokens:

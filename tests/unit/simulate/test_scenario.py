@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anbar.apps.simulate.report import prepare
-from anbar.apps.simulate.scenario_file import bundled, parse_scenario, read_scenario
+from anbar.apps.simulate.scenario_file import Found, bundled, parse_scenario, read_scenario
 from anbar.core.errors import ConfigError
 
 WORKLOAD = "workload: {streams: [{rate: 1}]}\n"
@@ -88,3 +88,10 @@ def test_traces_that_cannot_be_used(tmp_path: Path, trace: str, first: int, comp
     with pytest.raises(ConfigError, match=r".*") as raised:
         prepare(read_scenario(str(tmp_path / "s.yaml")))
     assert complaint in str(raised.value)
+
+
+def test_a_model_that_nobody_knows() -> None:
+    """The key is named, and the models that there are."""
+    scenario = parse_scenario(WORKLOAD + "fleet: {model: Lama-9}\n", "s.yaml")
+    with pytest.raises(ConfigError, match=r"fleet.model: model 'Lama-9' is not in the catalogue"):
+        prepare(Found("s", scenario, Path()))

@@ -12,9 +12,9 @@ from anbar.apps.simulate.text import gain_in_words, run_columns
 
 _STYLE = """
 :root{--ink:#1c2024;--soft:#5b6570;--edge:#d8dee4;--page:#fff;--card:#f7f9fb;
---c0:#3a6ea5;--c1:#d1702a;--c2:#3d8f5f;--c3:#9454a3;--c4:#a8862c}
+--c0:#3a6ea5;--c1:#d1702a;--c2:#3d8f5f}
 @media (prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa5b1;--edge:#363d45;--page:#15191d;
---card:#1d2328;--c0:#74a9df;--c1:#ef9a5b;--c2:#6cc592;--c3:#c58bd3;--c4:#d9b95c}}
+--card:#1d2328;--c0:#74a9df;--c1:#ef9a5b;--c2:#6cc592}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:28px 20px 48px;max-width:1240px;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
@@ -29,15 +29,15 @@ figcaption{margin-bottom:6px;font-weight:600}
 svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font-size:12px}
 svg text.name{fill:var(--ink)}.grid{stroke:var(--edge);stroke-width:1}.zero{stroke:var(--soft);stroke-width:1}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
-.line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}
-.line.c4{stroke:var(--c4)}.mark.c0{fill:var(--c0)}.mark.c1{fill:var(--c1)}.mark.c2{fill:var(--c2)}
-.mark.c3{fill:var(--c3)}.mark.c4{fill:var(--c4)}
+.line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}
+.mark.c0{fill:var(--c0)}.mark.c1{fill:var(--c1)}.mark.c2{fill:var(--c2)}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;padding:4px 0 0 10px;font-size:13px}
 .legend i{display:inline-block;width:14px;height:3px;margin:0 6px 4px 0;border-radius:2px}
 .legend .c0{background:var(--c0)}.legend .c1{background:var(--c1)}.legend .c2{background:var(--c2)}
-.legend .c3{background:var(--c3)}.legend .c4{background:var(--c4)}
 """
 
+_COLOURS = {Mode.NONE: 0, Mode.NATIVE: 1, Mode.SHARED: 2}
+"""A mode has the same one in all plots."""
 _WINDOWS = 30
 """Spans over which what is shown over time is counted."""
 
@@ -79,12 +79,12 @@ def _summary(report: Report) -> Iterator[str]:
 def _figures(report: Report) -> Iterator[str]:
     runs = report.runs
     cdf = [
-        Line(run.mode, [(max(at_s, 1e-3), share / 100) for share, at_s in enumerate(run.result.ttft_cdf_s)])
+        _line(run, [(max(at_s, 1e-3), share / 100) for share, at_s in enumerate(run.result.ttft_cdf_s)])
         for run in runs
     ]
     axes = Axes("seconds", "requests", percent=True, log=True, most=1.0)
     yield _figure("Time to first token: share of requests within", plot(axes, cdf))
-    done = [Line(run.mode, _rate(run.result.samples, run.result.samples.num_done)) for run in runs]
+    done = [_line(run, _rate(run.result.samples, run.result.samples.num_done)) for run in runs]
     yield _figure("Throughput over time", plot(Axes("seconds", "answers/s"), done))
     found = Axes("seconds", "of prompt tokens", percent=True, most=1.0)
     for run in runs:
@@ -101,10 +101,14 @@ def _figures(report: Report) -> Iterator[str]:
         yield _figure("Gain in answer tokens/s by HBM utilisation without offload", _sweep(report))
 
 
+def _line(run: Run, points: Sequence[tuple[float, float]]) -> Line:
+    return Line(run.mode, points, _COLOURS[run.mode])
+
+
 def _levels(runs: Sequence[Run], what: str) -> list[Line]:
     """A field of the samples, of each run."""
     return [
-        Line(run.mode, list(zip(run.result.samples.at_s, getattr(run.result.samples, what), strict=True)))
+        _line(run, list(zip(run.result.samples.at_s, getattr(run.result.samples, what), strict=True)))
         for run in runs
     ]
 
@@ -115,6 +119,7 @@ def _sweep(report: Report) -> str:
         Line(
             mode,
             sorted((gain.utilisation * 100, gain.throughput) for gain in report.sweep if gain.mode == mode),
+            _COLOURS[mode],
             has_marks=True,
         )
         for mode in modes
@@ -127,10 +132,13 @@ def _figure(caption: str, content: str) -> str:
 
 
 def _windows(samples: Samples) -> list[int]:
-    """Places of samples between which is counted."""
+    """Places of samples between which is counted: what is left over at the end is part of the last one."""
     last = len(samples.at_s) - 1
     step = max(1, round(last / _WINDOWS))
-    return [*range(0, last, step), last] if last else [0]
+    places = list(range(0, last, step))
+    if len(places) > 1 and samples.at_s[last] - samples.at_s[places[-1]] < step * samples.every_s:
+        places.pop()
+    return [*places, last]
 
 
 def _rate(samples: Samples, total: list[int]) -> list[tuple[float, float]]:
@@ -146,13 +154,14 @@ def _rate(samples: Samples, total: list[int]) -> list[tuple[float, float]]:
 def _hits(run: Run) -> list[Line]:
     samples = run.result.samples
     tiers = (("HBM", samples.device), ("host RAM", samples.host_hits), ("store", samples.shared))
-    shown = [tier for tier in tiers if tier[0] == "HBM" or tier[1][-1]]
     lines = []
-    for name, total in shown:
+    for colour, (name, total) in enumerate(tiers):
+        if colour and not total[-1]:
+            continue
         points = [
             ((samples.at_s[a] + samples.at_s[b]) / 2, min(1.0, (total[b] - total[a]) / asked))
             for a, b in pairwise(_windows(samples))
             if (asked := samples.prompt[b] - samples.prompt[a]) > 0
         ]
-        lines.append(Line(name, points))
+        lines.append(Line(name, points, colour))
     return lines

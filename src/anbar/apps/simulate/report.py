@@ -236,7 +236,10 @@ def _setup(found: Found, block_size: int) -> Setup:
 
 def _deployment(fleet: FleetConfig, directory: Path) -> Deployment:
     is_file = (directory / fleet.model).exists()
-    name, config = read_model(str(directory / fleet.model) if is_file else fleet.model)
+    try:
+        name, config = read_model(str(directory / fleet.model) if is_file else fleet.model)
+    except ConfigError as error:
+        raise ConfigError(f"fleet.model: {error}") from error
     return Deployment(name, config, fleet.gpu, fleet.tp, fleet.dtype, fleet.kv_dtype)
 
 

@@ -7,7 +7,6 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
-_NUM_COLOURS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +15,7 @@ class Line:
 
     name: str
     points: Sequence[tuple[float, float]]
+    colour: int = 0
     has_marks: bool = False
 
 
@@ -41,8 +41,8 @@ def plot(axes: Axes, lines: Sequence[Line]) -> str:
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(axes.y)} by {escape(axes.x)}">',
         *plane.frame(),
     ]
-    for index, line in enumerate(lines):
-        colour = f"c{index % _NUM_COLOURS}"
+    for line in lines:
+        colour = f"c{line.colour}"
         path = " ".join(f"{plane.x(x):.1f},{plane.y(y):.1f}" for x, y in line.points)
         parts.append(f'<polyline class="line {colour}" points="{path}"/>')
         if line.has_marks:
@@ -54,10 +54,7 @@ def plot(axes: Axes, lines: Sequence[Line]) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    entries = [
-        f'<span><i class="c{index % _NUM_COLOURS}"></i>{escape(line.name)}</span>'
-        for index, line in enumerate(lines)
-    ]
+    entries = [f'<span><i class="c{line.colour}"></i>{escape(line.name)}</span>' for line in lines]
     return f'<div class="legend">{"".join(entries)}</div>'
 
 

@@ -17,8 +17,8 @@ def trace_load(workload: Workload, block_size: int, *, speed: float = 1.0, share
     """
     if workload.has_blocks and workload.block_size % block_size:
         raise ConfigError(
-            f"block_size is {block_size}; the trace's blocks have {workload.block_size} tokens: allowed are "
-            "their divisors"
+            f"fleet.block_size is {block_size}; the trace's blocks have {workload.block_size} tokens: "
+            "allowed are their divisors"
         )
     parts = max(1, workload.block_size // block_size)
     names: dict[int, int] = {}

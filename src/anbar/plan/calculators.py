@@ -15,18 +15,14 @@ def kv_size_of(deployment: Deployment, num_tokens: int) -> Answer:
     """How large is the KV of so many tokens, and how many fit."""
     size = kv_size(deployment.config, deployment.kv_dtype)
     each = size.bytes_per_token
-    pool = deployment.kv_pool_bytes
-    if pool <= 0:
-        raise ConfigError(
-            f"the weights ({in_words(deployment.weight_bytes, 'bytes')}) do not fit on "
-            f"{deployment.num_gpus} x {deployment.gpu_name}: take more GPUs or a smaller format"
-        )
-    fits = pool // each
+    pool, held = deployment.kv_pool_bytes, deployment.device_bytes_per_token
+    fits = deployment.pool_tokens
+    copies = "" if held == each else f" x {held // each} ranks that each keep it"
     figures = (
         Figure("KV of one token", each, "bytes", _layers(size)),
         Figure(f"KV of {num_tokens:,} tokens", each * num_tokens, "bytes", f"{each:,} x {num_tokens:,}"),
         Figure("left for KV on the GPUs", pool, "bytes", _pool_arithmetic(deployment)),
-        Figure("tokens that fit", fits, "tokens", f"{pool:,} / {each:,}"),
+        Figure("tokens that fit", fits, "tokens", f"{pool:,} / {each:,}{copies}"),
     )
     ratio = num_tokens / fits
     conclusion = f"{num_tokens:,} tokens take {in_words(ratio, 'share')} of what the GPUs have for KV."
@@ -121,7 +117,7 @@ def tenant_of(deployment: Deployment, medium: Medium, tenant: Tenant, kept_s: fl
     left = tenant.left_to_tier(kept_s)
     saved_s = hour * tenant.saved_s_per_s(prefill, medium.cost_for(deployment.num_gpus), kv, kept_s)
     per_hour = tenant.queries_per_s * hour
-    fits = deployment.kv_pool_bytes / (kv * tenant.prefix_tokens)
+    fits = deployment.kv_pool_bytes / (deployment.device_bytes_per_token * tenant.prefix_tokens)
     figures = (
         Figure("KV of the prefix", kv * tenant.prefix_tokens, "bytes", f"{kv:,} x {tenant.prefix_tokens:,}"),
         Figure("prefixes like it that the GPUs hold", fits, "count", f"{_pool_arithmetic(deployment)} / KV"),

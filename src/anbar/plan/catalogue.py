@@ -96,6 +96,7 @@ class Gpu:
 
 _GB = 10**9
 _GEN3, _GEN4, _GEN5 = 12e9, 25e9, 47e9
+GEN4_BYTES_PER_S = _GEN4
 
 GPUS: Mapping[str, Gpu] = {
     "A10G": Gpu(24 * _GB, 70e12, 70e12, 600e9, _GEN4),
@@ -118,6 +119,12 @@ def model_named(name: str) -> Mapping[str, Any]:
 def gpu_named(name: str) -> Gpu:
     """Raises ConfigError with the names there are."""
     return _named(GPUS, name, "GPU", "give its figures")
+
+
+def gpu_key(name: str) -> str:
+    """The name in the catalogue. Raises ConfigError with the names there are."""
+    gpu = gpu_named(name)
+    return next(key for key, value in GPUS.items() if value is gpu)
 
 
 def _named(known: Mapping[str, T], name: str, what: str, otherwise: str) -> T:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from anbar.core.cost import PrefillCost
+from anbar.core.errors import ConfigError
+from anbar.plan.answer import in_words
 from anbar.plan.catalogue import Gpu, gpu_named
-from anbar.plan.kv_size import kv_bytes_per_token
+from anbar.plan.kv_size import kv_bytes_per_token, kv_copies
 from anbar.plan.prefill import FORMATS, Prefill, prefill_of
 from anbar.plan.weights import weights
 
@@ -54,9 +56,31 @@ class Deployment:
     @property
     def kv_pool_bytes(self) -> int:
         """What is left for KV on all GPUs, an estimate; vLLM logs the true number of tokens when it starts.
-        Negative: the weights do not fit."""
+
+        Raises ConfigError: the weights do not fit."""
         each = USABLE_SHARE * self.gpu.memory_bytes - ACTIVATION_BYTES
-        return round(self.num_gpus * each - self.weight_bytes)
+        pool = round(self.num_gpus * each - self.weight_bytes)
+        if pool <= 0:
+            raise ConfigError(
+                f"the weights ({in_words(self.weight_bytes, 'bytes')}) do not fit on "
+                f"{self.num_gpus} x {self.gpu_name}: take more GPUs or a smaller format"
+            )
+        return pool
+
+    @property
+    def device_bytes_per_token(self) -> int:
+        """What a token takes of `kv_pool_bytes`: ranks may keep copies of the same KV."""
+        return self.kv_bytes_per_token * kv_copies(self.config, self.num_gpus).device
+
+    @property
+    def host_bytes_per_token(self) -> int:
+        """What a token takes of host RAM and of a store."""
+        return self.kv_bytes_per_token * kv_copies(self.config, self.num_gpus).host
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens whose KV fits on the GPUs, by that estimate."""
+        return self.kv_pool_bytes // self.device_bytes_per_token
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -74,20 +74,39 @@ def kv_size(config: Mapping[str, Any], dtype: str) -> KvSize:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How often tensor parallel ranks keep the same KV."""
+
+    device: int
+    host: int
+    """In host RAM, and in what is stored: of a latent vLLM keeps one copy there (since 0.27)."""
+
+
+def kv_copies(config: Mapping[str, Any], tensor_parallel: int) -> Copies:
+    """Ranks divide KV heads among them: more ranks than heads keep copies, and a latent cannot be divided."""
+    model = text_model(config)
+    if model.get("kv_lora_rank"):
+        return Copies(tensor_parallel, 1)
+    copies = max(1, tensor_parallel // _kv_heads(model))
+    return Copies(copies, copies)
+
+
 def _layer_elements(model: Mapping[str, Any]) -> int:
     """Numbers kept per token in one attention layer."""
     if model.get("kv_lora_rank"):
         return whole(model, "kv_lora_rank") + whole(model, "qk_rope_head_dim")
-    heads = whole(model, "num_attention_heads")
-    if model.get("multi_query"):
-        kv_heads = 1
-    elif model.get("num_key_value_heads") is not None:
-        kv_heads = whole(model, "num_key_value_heads")
-    else:
-        kv_heads = heads
     if model.get("head_dim") is not None:
-        return 2 * kv_heads * whole(model, "head_dim")
-    return 2 * kv_heads * (whole(model, "hidden_size") // heads)
+        return 2 * _kv_heads(model) * whole(model, "head_dim")
+    return 2 * _kv_heads(model) * (whole(model, "hidden_size") // whole(model, "num_attention_heads"))
+
+
+def _kv_heads(model: Mapping[str, Any]) -> int:
+    if model.get("multi_query"):
+        return 1
+    if model.get("num_key_value_heads") is not None:
+        return whole(model, "num_key_value_heads")
+    return whole(model, "num_attention_heads")
 
 
 def _layer_kinds(model: Mapping[str, Any]) -> Sequence[str]:

@@ -16,6 +16,8 @@ class Medium:
     source: str
     for_each_gpu: bool = False
     """Each of an engine's GPUs has such a link of its own, for its part of the KV."""
+    is_local: bool = False
+    """In one machine: engines on others do not see it."""
 
     def cost_for(self, num_gpus: int) -> TierCost:
         """Of an engine on so many GPUs."""
@@ -32,7 +34,8 @@ MEDIA: Mapping[str, Medium] = {
     "host-pcie4": Medium(
         TierCost(0.015, 25e9), "PCIe gen4 x16, pieces of 1 MB and more; latency as on gen5", True
     ),
-    "nvme-gen4": Medium(TierCost(0.0014, 6.2e9), f"one drive; {_FIO}"),
+    "host-vllm-0.11": Medium(TierCost(0.015, 5e9), "vLLM up to 0.11: pieces of 8-32 KB, 2-8 GB/s", True),
+    "nvme-gen4": Medium(TierCost(0.0014, 6.2e9), f"one drive; {_FIO}", is_local=True),
     "valkey-100gbe": Medium(TierCost(0.001, 5e9), "100 Gbit/s, of which 4 connections get 5 GB/s"),
     "valkey-25gbe": Medium(TierCost(0.001, 2.5e9), "25 Gbit/s, less its overhead"),
     "valkey-10gbe": Medium(TierCost(0.001, 1.1e9), "10 Gbit/s, less its overhead"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from anbar.core.cost import PrefillCost
 from anbar.core.errors import ConfigError
-from anbar.plan.catalogue import GPUS, MODELS, Gpu
+from anbar.plan.catalogue import GPUS, MODELS, Gpu, gpu_key
 from anbar.plan.model_config import text_model
 from anbar.plan.profiles import LENGTHS, PREFILL_MS
 from anbar.plan.weights import weights
@@ -61,6 +61,7 @@ def prefill_of(model: str | Mapping[str, Any], gpu: str, tensor_parallel: int, w
     """
     if weight_format not in FORMATS:
         raise ConfigError(f"format {weight_format!r} of weights is not known; allowed: {', '.join(FORMATS)}")
+    gpu = gpu_key(gpu)
     measured = (
         PREFILL_MS.get((gpu, model, tensor_parallel, weight_format)) if isinstance(model, str) else None
     )

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from anbar.core.errors import ConfigError
 from anbar.plan.answer import Answer, Figure, in_words
 from anbar.plan.deployment import Deployment
 from anbar.plan.workload import Reuse, Workload
@@ -47,10 +46,8 @@ def _without_model(reuse: Reuse) -> str:
 
 def reuse_by_tier(workload: Workload, reuse: Reuse, deployment: Deployment, sizes: Capacities) -> Answer:
     """By what the device, host RAM and a store of these sizes would have held."""
-    kv = deployment.kv_bytes_per_token
-    pool = deployment.kv_pool_bytes * sizes.num_engines
-    if pool <= 0:
-        raise ConfigError(f"the weights do not fit on {deployment.num_gpus} x {deployment.gpu_name}")
+    kv = deployment.host_bytes_per_token
+    pool = deployment.pool_tokens * sizes.num_engines * kv
     figures = _asked(workload, reuse)
     named = [
         ("the GPUs", pool),

@@ -20,6 +20,10 @@ class Asked:
     """Tokens; 0: not known."""
     blocks: tuple[int, ...]
     """Names of the blocks of the prompt, in a hash chain; the last one may not be full."""
+    scope: str = ""
+    """Who may share blocks; "": not known."""
+    first_token_s: float | None = None
+    """As it was measured; None: it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Workload:
     requests: Sequence[Asked]
     block_size: int
     """Tokens."""
+    outside_prefix: float | None = None
+    """Share of the text that came again behind another beginning; None: not known."""
 
     @property
     def span_s(self) -> float:

@@ -48,6 +48,24 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         kv_size_of(Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], "H100"), 1)
 
 
+def test_a_prefix_on_gpus_that_cannot_hold_the_model() -> None:
+    """Is refused in the same words."""
+    small = Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], "H100")
+    with pytest.raises(ConfigError, match="do not fit on 1 x H100"):
+        tenant_of(small, MEDIA["host-pcie5"], Tenant(6000, 0.1), 18.0)
+
+
+def test_ranks_that_keep_copies() -> None:
+    """Every rank keeps DeepSeek's whole latent: eight GPUs hold what one would. Of 4 KV heads on 8 ranks each
+    is there twice, in host RAM too."""
+    latent = Deployment("DeepSeek-V3", MODELS["DeepSeek-V3"], "H200", 8, "fp8")
+    assert figure(kv_size_of(latent, 1), "tokens that fit") == latent.kv_pool_bytes // (8 * 70_272)
+    assert latent.host_bytes_per_token == 70_272
+    few = Deployment("Qwen3-30B-A3B", MODELS["Qwen3-30B-A3B"], "H100", 8)
+    assert (few.device_bytes_per_token, few.host_bytes_per_token) == (196_608, 196_608)
+    assert LARGE.device_bytes_per_token == LARGE.kv_bytes_per_token
+
+
 def test_break_even_by_medium() -> None:
     """Host RAM pays within a few chunks; network SSDs behind CephFS at no length."""
     host = break_even_of(SMALL, MEDIA["host-pcie5"], 256)

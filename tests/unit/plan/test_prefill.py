@@ -77,6 +77,7 @@ def test_names_are_found_however_they_are_written() -> None:
     """As on the hub and in the shop; what is not known is answered with what is."""
     assert model_named("meta-llama/Llama-3.1-8B-Instruct") is MODELS["Llama-3.1-8B"]
     assert gpu_named("nvidia_h100") is GPUS["H100"]
+    assert "profile of Qwen3-8B on 1 x H100" in prefill_of("Qwen3-8B", "nvidia_h100", 1, "bfloat16").source
     with pytest.raises(
         ConfigError, match=r"model 'gpt-9' is not in the catalogue; give its config.json, or one"
     ):

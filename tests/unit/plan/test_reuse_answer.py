@@ -82,5 +82,5 @@ def test_weights_that_do_not_fit() -> None:
     """Are refused."""
     workload = cycle(1, 2)
     large = Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], "H100")
-    with pytest.raises(ConfigError, match="the weights do not fit on 1 x H100"):
+    with pytest.raises(ConfigError, match=r"the weights \(141 GB\) do not fit on 1 x H100"):
         reuse_by_tier(workload, Reuse.of(workload), large, Capacities(1))

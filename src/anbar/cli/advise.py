@@ -1,4 +1,4 @@
-"""`anbar advise`: small calculators about KV that leaves the GPU."""
+"""`anbar advise`: the verdict, and small calculators about KV that leaves the GPU."""
 
 import shutil
 from pathlib import Path
@@ -11,6 +11,7 @@ from anbar.apps.advise.model import read_model
 from anbar.apps.advise.text import as_text
 from anbar.apps.advise.trace import read_trace
 from anbar.apps.calibrate.files import read_cost_file
+from anbar.cli.verdict import COMMAND, OrVerdict, verdict
 from anbar.config.sizes import parse_size
 from anbar.core.cost import PrefillCost
 from anbar.core.errors import ConfigError
@@ -29,7 +30,8 @@ from anbar.plan.media import MEDIA, medium_named
 from anbar.plan.reuse_answer import Capacities, reuse_by_tier, reuse_in_tokens
 from anbar.plan.workload import Reuse
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(cls=OrVerdict, add_completion=False, no_args_is_help=True)
+app.command(COMMAND)(verdict)
 
 ModelOption = Annotated[str, typer.Option("--model", help="A name in the catalogue, or a config.json.")]
 GpuOption = Annotated[str, typer.Option("--gpu", help="Of each engine: H100, A100-80GB, L4, …")]
@@ -50,7 +52,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 @app.callback()
 def advise() -> None:
-    """What a cache below the GPU would do: arithmetic with every number shown."""
+    """What a cache below the GPU would do, every number shown. `anbar advise LOG …` is `verdict`."""
 
 
 @app.command("kv-size")

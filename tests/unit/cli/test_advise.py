@@ -84,3 +84,67 @@ def test_a_trace_without_blocks_tells_nothing_of_reuse(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "a.csv: does not tell what prompts have in common" in done.stderr
     assert "router.record" in done.stderr
+
+
+def cycle(path: Path) -> None:
+    """60 documents of 10,240 tokens, asked for in order four times: 81 GB of an 8B model's KV."""
+    rows = [
+        {
+            "timestamp": 3000 * n,
+            "input_length": 10_241,
+            "output_length": 50,
+            "hash_ids": list(range(20 * k, 20 * k + 20)),
+        }
+        for n in range(240)
+        for k in [n % 60]
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_verdict_of_a_log(tmp_path: Path) -> None:
+    """Without a command's name; as JSON, as a page, and as a configuration that passes the check."""
+    cycle(tmp_path / "log.jsonl")
+    asked = ["advise", "log.jsonl", "--model", "Llama-3.1-8B", "--gpu", "H100", "--ram", "100GB"]
+    done = anbar(*asked, "--json", "--html", "a.html", "--write", "new", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["choice"], said["reasons"][0]["kind"], said["host_bytes"]) == (
+        "native",
+        "host_pays",
+        81 * 10**9,
+    )
+    assert "<svg" in (tmp_path / "a.html").read_text()
+    checked = anbar("config", "check", "--config", "new/anbar.yaml", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_options_come_first_in_any_order(tmp_path: Path) -> None:
+    """A verdict's own options may stand before the log; what is missing is asked for by name."""
+    cycle(tmp_path / "log.jsonl")
+    done = anbar("advise", "--gpu", "H100", "log.jsonl", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "a verdict needs --model (or the same in --deployment FILE)" in done.stderr
+    assert "a verdict needs a log of requests" in anbar("advise", "--gpu", "H100", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["none.jsonl"], "none.jsonl: cannot be read: No such file"),
+        (["empty.jsonl"], "empty.jsonl: is empty; allowed: lines of JSON"),
+        (["log.jsonl", "--store-bytes", "1TB"], "--store-bytes: of which store? give --store-medium too"),
+        (["log.jsonl", "--ram", "much"], "command line: ram: is 'much'"),
+        (["log.jsonl", "--gpu", "L4", "--dtype", "float32"], "the weights (32.1 GB) do not fit on 1 x L4"),
+        (["--metrics", "file:///etc/passwd"], "allowed: http://HOST:PORT/metrics"),
+        (["log.jsonl", "--metrics", "http://a/metrics"], "metrics give no verdict"),
+    ],
+)
+def test_what_cannot_be_judged_is_said(tmp_path: Path, words: list[str], complaint: str) -> None:
+    """In a line that names file or option."""
+    cycle(tmp_path / "log.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    model = [] if "--metrics" in words else ["--model", "Llama-3.1-8B"]
+    gpu = [] if "--gpu" in words or "--metrics" in words else ["--gpu", "H100"]
+    done = anbar("advise", *words, *model, *gpu, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert complaint in done.stderr

@@ -1,8 +1,10 @@
-"""Traces on disk: the router's block log, Mooncake's traces, Azure's. Plain or compressed with gzip."""
+"""Traces on disk: the router's block log, Mooncake's traces, Azure's, logs of requests with their text. Plain
+or compressed with gzip."""
 
 import csv
 import gzip
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,12 +14,15 @@ from typing import IO
 
 import msgspec
 
+from anbar.adapters.vllm.tokens import load_tokenizer
+from anbar.apps.advise.requests import RequestLine, RequestReader
+from anbar.apps.advise.requests import decode as decode_request
 from anbar.core.block_log import UNKNOWN_BLOCK_SIZE, BlockLogEntry
 from anbar.core.errors import ConfigError
 from anbar.plan.workload import Asked, Workload
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_ALLOWED = "lines of JSON (the router's block log, Mooncake's traces) or Azure's CSV"
+_ALLOWED = "lines of JSON (the router's block log, Mooncake's traces, a log of requests) or Azure's CSV"
 _decode = msgspec.json.Decoder(BlockLogEntry).decode
 
 
@@ -30,8 +35,9 @@ class Trace:
     """What its reader should know."""
 
 
-def read_trace(path: Path) -> Trace:
-    """The requests of a file, in the order of their arrival.
+def read_trace(path: Path, tokenizer: str = "") -> Trace:
+    """The requests of a file, in the order of their arrival. `tokenizer`: directory of the model's, which a
+    log of requests with their text needs.
 
     Raises ConfigError, which names file, line and field.
     """
@@ -40,6 +46,8 @@ def read_trace(path: Path) -> Trace:
             head = next((line for line in file if line.strip()), "")
             file.seek(0)
             lines = enumerate(file, 1)
+            if head.lstrip().startswith("{") and _has_text(head):
+                return _requests(path, lines, tokenizer)
             if head.lstrip().startswith("{"):
                 return _trace(path, *_block_log(path, lines))
             if tuple(next(csv.reader([head.lstrip("\ufeff")]), ())) == _AZURE:
@@ -51,6 +59,30 @@ def read_trace(path: Path) -> Trace:
     if not head:
         raise ConfigError(f"{path}: is empty; allowed: {_ALLOWED}")
     raise ConfigError(f"{path}:1: begins with {head.strip()[:40]!r}; allowed: {_ALLOWED}")
+
+
+def _has_text(head: str) -> bool:
+    try:
+        return "request" in json.loads(head)
+    except ValueError:
+        return False
+
+
+def _requests(path: Path, lines: Iterator[tuple[int, str]], tokenizer: str) -> Trace:
+    if not tokenizer:
+        text = "is a log of requests with their text, and prompts are compared by their tokens"
+        raise ConfigError(f"{path}: {text}: give the model's directory with --tokenizer")
+
+    def entries() -> Iterator[tuple[str, RequestLine]]:
+        for number, line in lines:
+            if not line.strip():
+                continue
+            try:
+                yield f"{path}:{number}", decode_request(line)
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{path}:{number}: {_complaint(error)}") from error
+
+    return Trace(RequestReader(load_tokenizer(tokenizer)).workload(entries()), ())
 
 
 def _opened(path: Path) -> IO[str]:
@@ -98,7 +130,11 @@ def _asked(where: str, entry: BlockLogEntry, block_size: int) -> Asked:
     if len(entry.hash_ids) > most:
         text = f"hash_ids has {len(entry.hash_ids)} blocks, but {entry.input_length} tokens have {most}"
         raise ConfigError(f"{where}: {text}")
-    return Asked(entry.timestamp / 1e3, entry.input_length, entry.output_length, tuple(entry.hash_ids))
+    first_token_s = entry.ttft_ms / 1e3 if entry.stream and entry.ttft_ms is not None else None
+    blocks = tuple(entry.hash_ids)
+    return Asked(
+        entry.timestamp / 1e3, entry.input_length, entry.output_length, blocks, entry.scope, first_token_s
+    )
 
 
 def _complaint(error: msgspec.DecodeError) -> str:

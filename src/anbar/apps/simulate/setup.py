@@ -127,23 +127,17 @@ class Setup:
 
     @property
     def chunk_bytes(self) -> int:
-        return self.chunk_blocks * self.fleet.block_size * self.fleet.deployment.kv_bytes_per_token
+        return self.chunk_blocks * self.fleet.block_size * self.fleet.deployment.host_bytes_per_token
 
     @property
     def kv_tokens(self) -> int:
         """That each engine's device holds. Raises ConfigError when weights leave no room."""
         if self.fleet.kv_tokens is not None:
             return self.fleet.kv_tokens
-        deployment = self.fleet.deployment
-        room = deployment.kv_pool_bytes
-        if room <= 0:
-            size = f"{deployment.weight_bytes / 1e9:.1f} GB of weights in {deployment.weight_format}"
-            gpus = f"{deployment.num_gpus} x {deployment.gpu_name}"
-            raise ConfigError(
-                f"fleet: {size} leave no room for KV on {gpus}"
-                "; allowed: more GPUs, larger ones, or weights of fewer bits"
-            )
-        return room // deployment.kv_bytes_per_token
+        try:
+            return self.fleet.deployment.pool_tokens
+        except ConfigError as error:
+            raise ConfigError(f"fleet: {error}") from error
 
 
 def build_engines(setup: Setup, longest: int) -> tuple[list[Engine], SharedTier | None]:

@@ -1,6 +1,7 @@
 """`anbar advise LOG`: neither, native or shared."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,6 +82,13 @@ MetricsOption = Annotated[
     str | None, typer.Option("--metrics", metavar="URL", help="vLLM's /metrics, or a Prometheus server.")
 ]
 MinutesOption = Annotated[int, typer.Option("--minutes", min=1, help="To record a block log for.")]
+SimulateOption = Annotated[
+    int,
+    typer.Option("--simulate", min=0, metavar="N", help="The log's first N requests, for queues. 0: none."),
+]
+SloOption = Annotated[
+    float | None, typer.Option("--slo-ttft-s", help="Objective for the time to first token.")
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="With the arithmetic of each figure.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
 HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also as a page.")]
@@ -108,6 +116,8 @@ def verdict(
     tokenizer: TokenizerOption = "",
     metrics: MetricsOption = None,
     minutes: MinutesOption = 30,
+    num_simulated: SimulateOption = 1000,
+    slo: SloOption = None,
     explain: ExplainOption = False,
     as_json: JsonOption = False,
     html: HtmlOption = None,
@@ -134,28 +144,43 @@ def verdict(
         "concurrency": concurrency,
         "affinity": affinity,
         "cost": cost,
+        "slo_ttft_s": slo,
     }
     spec = read_deployment(deployment, said)
     stack = stack_of(spec)
-    found = _decided(log, tokenizer, spec, stack)
+    found = _decided(log, tokenizer, spec, stack, num_simulated)
     if html is not None:
         _write_page(html, found, stack)
     written = write_verdict(write, found, spec) if write is not None else ()
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
-        return
-    typer.echo(verdict_as_text(found, _width(), with_arithmetic=explain), nl=False)
-    for path in (*written, *([html] if html is not None else [])):
+    else:
+        typer.echo(verdict_as_text(found, _width(), with_arithmetic=explain), nl=False)
+        _show_written(*written, *([html] if html is not None else []))
+
+
+def _show_written(*paths: Path) -> None:
+    for path in paths:
         typer.echo(f"written: {path}")
 
 
-def _decided(log: Path, tokenizer: str, spec: DeploymentSpec, stack: Stack) -> Verdict:
+def _decided(log: Path, tokenizer: str, spec: DeploymentSpec, stack: Stack, num: int) -> Verdict:
     read = read_trace(log, tokenizer)
     if not read.workload.has_blocks:
         text = "does not tell what prompts have in common, so nothing is known of reuse"
         raise ConfigError(f"{log}: {text}; record a block log for some minutes (router.record)")
     found = verdict_of(read.workload, stack, missing_of(spec))
-    return msgspec.structs.replace(found, warnings=(*read.notes, *found.warnings))
+    # The router's code takes half a second to import, and no calculator needs it.
+    from anbar.apps.advise.simulated import simulated  # noqa: PLC0415
+
+    given = replace(stack, host_bytes=found.host_bytes) if stack.host_bytes is None else stack
+    ran = simulated(read.workload, given, found.choice, num)
+    return msgspec.structs.replace(
+        found,
+        figures=(*found.figures, *ran.figures),
+        warnings=(*read.notes, *found.warnings),
+        assumptions=(*found.assumptions, ran.note),
+    )
 
 
 def _store(medium: str | None, num_bytes: str | None) -> dict[str, Any] | None:

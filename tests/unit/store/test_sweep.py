@@ -42,7 +42,7 @@ class Rig:
         self.sweeper = self.new_sweeper()
 
     def open(self, namespace: bytes) -> FilesStore:
-        quiet = replace(QUIET, ttl_s=self.bounds.ttl_s)
+        quiet = replace(QUIET, ttl_s=self.bounds.ttl_s, scopes=self.bounds.scopes)
         return settled(FilesStore(FilesConfig(self.root, "id", quiet), namespace, self.time.source()))
 
     def new_sweeper(self) -> Sweeper:

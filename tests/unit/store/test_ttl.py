@@ -8,6 +8,7 @@ import pytest
 from anbar.adapters.store.store_clock import StoreClock
 from anbar.adapters.store.sweep import Bounds
 from anbar.testing.store_contract import exists, put
+from anbar.tier.scopes import ScopeRules, Scopes
 from anbar.tier.store import Outcome
 from tests.unit.store.settled import ManualTime
 from tests.unit.store.test_sweep import VALUE, Rig, key
@@ -36,6 +37,22 @@ def test_unused_for_too_long_is_a_miss(rig: Rig) -> None:
     assert rig.sweeper.take_evicted() == [key(0)]
     assert not list(rig.root.rglob(f"{key(0).hex()}.kv"))
     assert rig.left() == [1]
+
+
+def test_a_scope_has_a_time_of_its_own(tmp_path: Path) -> None:
+    """One scope lives for half of the store's hour, another for two: each entry ends by its own scope's time,
+    for readers and for the sweep."""
+    scopes = Scopes(named={"brief": ScopeRules(ttl_s=HOUR_S / 2), "long": ScopeRules(ttl_s=2 * HOUR_S)})
+    rig = Rig(tmp_path / "store", Bounds(free_fraction=0.0, ttl_s=HOUR_S, scopes=scopes))
+    for scope in ("brief", "", "long"):
+        assert put(rig.store, key(0), VALUE, scope) is Outcome.HIT
+    for hours, left in ((0.75, ["", "long"]), (0.75, ["long"]), (1.0, [])):
+        rig.time.go_on(hours * HOUR_S)
+        there = [scope for scope in ("brief", "", "long") if exists(rig.store, key(0), scope) is Outcome.HIT]
+        assert there == left
+        rig.sweeper.sweep()
+        assert len(list(rig.root.rglob("*.kv"))) == len(left)
+    rig.store.close()
 
 
 def test_what_is_stored_again_lives_again(rig: Rig) -> None:

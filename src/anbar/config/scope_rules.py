@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints, ValidationError
 
 from anbar.config.fields import Bytes, ConfigModel, NamedPath, Seconds
+from anbar.config.models import CacheConfig, CacheMode
 from anbar.config.problems import KeyPath, Problem, dotted, from_pydantic
 from anbar.config.stores import StoreConfig, StoreKind, members_of
 from anbar.config.tenants import DEFAULT_SCOPE, ScopeConfig, TenantsConfig
@@ -82,16 +83,30 @@ def read_tenants(settings: Mapping[str, object]) -> tuple[Scopes, Path | None]:
     return scopes, said.keys
 
 
+def check_mode(tenants: TenantsConfig, cache: CacheConfig) -> Iterator[Problem]:
+    """Rules that nobody would keep: they are the shared store's. LMCache stores what it is given, plain."""
+    if cache.mode is CacheMode.SHARED:
+        return
+    kept_by_none = {*_KEYS, "store"} if cache.mode is CacheMode.LMCACHE else set(_KEYS)
+    for path, rules in _all(tenants):
+        for key in rules.model_dump(include=kept_by_none, exclude_defaults=True):
+            yield Problem((*path, key), f"needs cache.mode {CacheMode.SHARED}, and that is {cache.mode}")
+
+
 def check_quotas(tenants: TenantsConfig, store: StoreConfig) -> Iterator[Problem]:
     """Quotas that the store cannot keep."""
     wrong = [(path, one.kind) for path, one in members_of(store) if one.kind in _WITHOUT_QUOTA]
-    given: dict[KeyPath, ScopeConfig] = {("tenants", "default"): tenants.default}
-    given |= {("tenants", "scopes", scope): rules for scope, rules in tenants.scopes.items()}
-    for path, rules in given.items():
+    for path, rules in _all(tenants):
         if rules.quota_bytes is not None and wrong:
             where, kind = wrong[0]
             text = f"cannot be kept by {dotted(where)}, of kind {kind}: {_WITHOUT_QUOTA[kind]}"
             yield Problem((*path, "quota_bytes"), text)
+
+
+def _all(tenants: TenantsConfig) -> Iterator[tuple[KeyPath, ScopeConfig]]:
+    yield ("tenants", "default"), tenants.default
+    for scope, rules in tenants.scopes.items():
+        yield ("tenants", "scopes", scope), rules
 
 
 def _given(rules: ScopeConfig) -> dict[str, Any]:

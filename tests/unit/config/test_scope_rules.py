@@ -116,6 +116,36 @@ def test_a_quota_that_a_store_cannot_keep_is_refused(store: dict[str, Any], wher
     assert found("ttl_s") == {}
 
 
+@pytest.mark.parametrize("mode", ["none", "native", "lmcache"])
+@pytest.mark.parametrize("where", ["default", "scopes.acme"])
+def test_rules_that_only_the_shared_store_keeps_are_refused_without_it(mode: str, where: str) -> None:
+    """What is to be encrypted would be elsewhere in plain text, and nobody would bound it. What asks for
+    nothing is allowed, and so is all of it where there is the store."""
+
+    def found(mode: str, **rules: Any) -> dict[str, str]:
+        given = {"default": rules} if where == "default" else {"scopes": {"acme": rules}}
+        table = {"header": "x-tenant", "by_name": {"acme": {}}, **given}
+        return problems(cache={"mode": mode}, tenants=table)
+
+    rules = {"encrypt": True, "ttl_s": 60, "quota_bytes": 1000}
+    wrong = found(mode, **rules)
+    assert wrong.keys() == {f"tenants.{where}.{key}" for key in rules}
+    assert all(text == f"needs cache.mode shared, and that is {mode}" for text in wrong.values())
+    assert found(mode, encrypt=False) == {}
+    assert found("shared", **rules) == {}
+
+
+def test_what_lmcache_stores_is_not_the_routers_to_say() -> None:
+    """A scope that is never to be stored would be all the same. Where nothing is stored, it is not."""
+
+    def found(mode: str) -> dict[str, str]:
+        table = {"header": "x-tenant", "by_name": {"acme": {}}, "scopes": {"acme": {"store": "never"}}}
+        return problems(cache={"mode": mode}, tenants=table)
+
+    assert found("lmcache").keys() == {"tenants.scopes.acme.store"}
+    assert found("native") == {}
+
+
 def test_a_tier_is_told_of_store_and_tenants() -> None:
     """Without tenants nothing is said of them, as before there were any."""
     config = AnbarConfig.model_validate({"state_dir": "/state"})

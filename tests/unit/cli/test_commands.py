@@ -149,6 +149,42 @@ def test_config_check_tries_what_is_referred_to(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "anbar.yaml: fine\n"), done.stderr
 
 
+def test_config_check_looks_for_what_stores_need(tmp_path: Path) -> None:
+    """Password, certificates and credentials, of members too: each with its key and line, and nothing of it
+    where no shared store is used."""
+    text = (
+        "cache:\n"
+        "  store:\n"
+        "    kind: layered\n"
+        "    members:\n"
+        "      - kind: valkey\n"
+        "        valkey:\n"
+        "          nodes: ['v:6379']\n"
+        "          tls: true\n"
+        "          ca_file: ./ca\n"
+        "          password_env: NO_SUCH_PASSWORD\n"
+        "      - kind: s3\n"
+        "        s3: {bucket: kv-cache, credentials_file: ./credentials}\n"
+    )
+    (tmp_path / "anbar.yaml").write_text(text)
+    done = anbar("config", "check", cwd=tmp_path)
+    assert done.returncode == 2
+    valkey, s3 = "cache.store.members[0].valkey", "cache.store.members[1].s3"
+    gone = "cannot be read: No such file or directory"
+    assert [line.strip() for line in done.stderr.splitlines()] == [
+        "anbar: anbar.yaml: 3 problems",
+        f"anbar.yaml:10: {valkey}.password_env: the environment variable NO_SUCH_PASSWORD is not set",
+        f"anbar.yaml:9: {valkey}.ca_file: {tmp_path}/ca {gone}",
+        f"anbar.yaml:12: {s3}.credentials_file: {tmp_path}/credentials {gone}",
+    ]
+    for name in ("ca", "credentials"):
+        (tmp_path / name).touch()
+    done = anbar("config", "check", cwd=tmp_path, NO_SUCH_PASSWORD="p")
+    assert (done.returncode, done.stdout) == (0, "anbar.yaml: fine\n"), done.stderr
+    (tmp_path / "anbar.yaml").write_text(text.replace("cache:\n", "cache:\n  mode: none\n"))
+    assert anbar("config", "check", cwd=tmp_path).returncode == 0
+
+
 def test_wrong_options(tmp_path: Path) -> None:
     """--set without a value, and an unknown option."""
     done = anbar("config", "check", "--set", "router.port", cwd=tmp_path)

@@ -40,7 +40,8 @@ def purge_scope(
     Deletes the data key, without which nobody can read what is stored encrypted; changes the salt, so that
     what engines have in HBM and in host memory is not found any more, and makes room; and removes what is in
     the store. Needs the state directory and the store of the routers and engines. May be repeated. Exit
-    status 1 when the store was away: key and salt are done then.
+    status 1 when not all could be removed, as of a store that was away: what is left is named, key and salt
+    are done then. Exit status 2 when there is no such scope; then nothing was done.
     """
     config = load_options(file, settings).config
     found_scope = scope_of(config.tenants, Target(tenant, group, scope, default))

@@ -8,6 +8,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from anbar.adapters.keys.files import KeyFiles
+from anbar.adapters.store.files import FilesStore
+from anbar.adapters.store.scope_removal import Removal
 from anbar.apps.stores import open_store
 from anbar.cli.cache import app
 from anbar.config.load import load
@@ -151,10 +153,72 @@ def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
     place.store_dir.rmdir()
     done = place.purge("--tenant", "bank")
     assert done.exit_code == 1
-    assert f"NOT DONE: store {_store_id(place)}: entries not removed: {place.store_dir}" in done.output
+    assert (
+        f"NOT DONE: store {_store_id(place)}: entries not removed, or not all: {place.store_dir}"
+        in done.output
+    )
     assert place.keys.data_key("bank") is None
     assert place.keys.epoch("bank") != b""
     assert not place.store_dir.exists()
+
+
+def test_a_store_that_is_away_keeps_no_other_from_being_purged(tmp_path: Path) -> None:
+    """One of two copies is not mounted: the other one is purged, and the one that was not is named."""
+    member = {"kind": "files", "path": "state/store"}
+    away = {"kind": "files", "path": "away", "id": "east"}
+    store = {"kind": "replicated", "members": [away, member]}
+    place = Place(tmp_path, cache={"store": store})
+    place.fill("bank", "shop")
+    done = place.purge("--tenant", "bank")
+    assert done.exit_code == 1
+    assert (
+        f"NOT DONE: store east: entries not removed, or not all: {tmp_path}/away is not there" in done.output
+    )
+    assert ": entries removed" in done.output
+    assert place.held("bank", "shop") == ["shop"]
+    assert not (tmp_path / "away").exists()
+
+
+@pytest.mark.parametrize(
+    ("removal", "words"),
+    [
+        (
+            Removal(Outcome.TIMEOUT, "7 files are left in x"),
+            "within 600 s: 7 files are left in x; fix: purge",
+        ),
+        (Removal(Outcome.ERROR, "x/0.kv: Operation not permitted"), "x/0.kv: Operation not permitted; fix:"),
+    ],
+)
+def test_what_is_left_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removal: Removal, words: str
+) -> None:
+    """As the store tells it, and the exit status says so."""
+    monkeypatch.setattr(FilesStore, "remove_scope", lambda *_, **__: removal)
+    done = Place(tmp_path).purge("--tenant", "bank")
+    assert (done.exit_code, "NOT DONE" in done.output, words in done.output) == (1, True, True)
+    assert ": entries removed" not in done.output
+
+
+@pytest.mark.parametrize("scope", ["bnak", "../../x", "ada"])
+def test_a_scope_that_nobody_knows(tmp_path: Path, scope: str) -> None:
+    """A slip of the pen is no success: refused, with what there is, and nothing is left of it."""
+    place = Place(tmp_path)
+    refused = place.purge("--scope", scope)
+    assert isinstance(refused.exception, ConfigError)
+    for words in ("there is no such scope", "there are: bank, lab, shop"):
+        assert words in str(refused.exception)
+    assert ("did you mean `bank`?" in str(refused.exception)) is (scope == "bnak")
+    assert ("a tenant of the group 'lab'" in str(refused.exception)) is (scope == "ada")
+    assert not place.keys.knows(scope)
+
+
+def test_a_scope_that_was_known_before(tmp_path: Path) -> None:
+    """Only its entries tell of it, then only its epoch: purged both times."""
+    place = Place(tmp_path)
+    place.fill("left")
+    for words in ("entries removed", "had no entries"):
+        done = place.purge("--scope", "left")
+        assert (done.exit_code, words in done.output, "salt changed" in done.output) == (0, True, True)
 
 
 def test_before_anything_was_stored(tmp_path: Path) -> None:

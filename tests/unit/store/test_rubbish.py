@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from anbar.adapters.store import entries, sweep
+from anbar.adapters.store import sweep
+from anbar.adapters.store.layout import Layout, scope_dir
 from anbar.adapters.store.quarantine import MAX_AGE_S, MAX_FILES
 from anbar.adapters.store.rubbish import STALE_S, remove_some
 from anbar.testing.store_contract import TIMEOUT_S, exists, get, put
 from anbar.tier.store import Outcome
-from tests.unit.store.test_sweep import VALUE, Rig, key
+from tests.unit.store.test_sweep import NAMESPACE, VALUE, Rig, key
 
 
 @pytest.fixture
@@ -64,20 +65,15 @@ def test_empty_directories_go_once_they_are_old(rig: Rig) -> None:
     assert put(rig.store, key(1), VALUE, "tenant") is Outcome.HIT
 
 
-def test_a_large_scope_is_unreadable_at_once_and_removed_in_parts(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Purging a tenant with more files than are removed at once: none can be read, and sweeps remove the
-    rest. Others' entries stay."""
-    monkeypatch.setattr(entries, "_REMOVED_AT_ONCE", 10)
+def test_what_a_removal_has_left_goes_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process was killed while it removed a scope: sweeps remove the rest. Others' entries stay."""
     monkeypatch.setattr(sweep, "_LOOK_UNITS", 30)
     put(rig.store, key(99), VALUE, "other")
     for index in range(60):
         put(rig.store, key(index), VALUE, "tenant")
-    assert rig.store.delete_scope("tenant", timeout_s=TIMEOUT_S) is Outcome.HIT
-    assert exists(rig.store, key(0), "tenant") is Outcome.MISS
+    scope = Layout(rig.root, NAMESPACE).namespace_dir / scope_dir("tenant")
+    scope.rename(rig.root / "v1" / f".trash-{scope_dir('tenant')}-dead-0")
     num_left = len(list(rig.root.rglob("*.kv")))
-    assert 40 < num_left < 60
     while num_left > 1:
         rig.sweeper.sweep()
         num_before, num_left = num_left, len(list(rig.root.rglob("*.kv")))
@@ -85,6 +81,25 @@ def test_a_large_scope_is_unreadable_at_once_and_removed_in_parts(
     assert exists(rig.store, key(99), "other") is Outcome.HIT
     rig.sweeper.sweep()
     assert not list((rig.root / "v1").glob(".trash*"))
+
+
+def test_sweeps_follow_no_links(rig: Rig, tmp_path: Path) -> None:
+    """A scope's fan-out directory leads elsewhere: what looks like an entry there is not evicted, what looks
+    like a dead writer's file stays."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    kept = [elsewhere / f"{key(1).hex()}.kv", elsewhere / ".dead-0.tmp"]
+    for path in kept:
+        path.write_bytes(bytes(50_000))
+        date(path, rig.time.wall_s - 86_400)
+    rig.fill(1)
+    directory = rig.path(0).parent
+    rig.path(0).unlink()
+    directory.rmdir()
+    directory.symlink_to(elsewhere)
+    rig.sweeper.sweep()
+    assert all(path.exists() for path in kept)
+    assert rig.sizes() == (0, 0)
 
 
 def test_removing_stops_at_its_budget_and_at_what_is_gone(tmp_path: Path) -> None:
@@ -150,6 +165,23 @@ def test_a_purged_tenant_leaves_nothing_aside(rig: Rig) -> None:
     rig.store.delete_scope("tenant", timeout_s=TIMEOUT_S)
     (path,) = damaged(rig)
     assert key(2).hex() in path.name
+
+
+def test_damaged_entries_are_kept_nowhere_else(rig: Rig, tmp_path: Path) -> None:
+    """A link is in the place of the directory: it is removed, nothing is put or removed where it leads."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    precious = elsewhere / f"1.0.{scope_dir('tenant')[:12]}.k.content"
+    precious.write_bytes(b"keep")
+    (rig.root / "v1").mkdir()
+    (rig.root / "v1" / ".damaged").symlink_to(elsewhere)
+    removal = rig.store.remove_scope("tenant", timeout_s=TIMEOUT_S)
+    assert removal.outcome is Outcome.ERROR
+    assert ".damaged was a symbolic link, and is gone" in removal.left
+    (rig.root / "v1" / ".damaged").symlink_to(elsewhere)
+    damage(rig, 1)
+    assert key(1).hex() in damaged(rig)[0].name
+    assert list(elsewhere.iterdir()) == [precious]
 
 
 def test_damage_without_a_place_aside_is_still_a_miss(rig: Rig) -> None:

@@ -76,6 +76,10 @@ class KeyFiles:
         """The scope's key, made now if there is none. For what is to be sealed."""
         return self.data_key(scope) or self._made(Path(self._path(scope, "key")), KEY_BYTES)
 
+    def knows(self, scope: Scope) -> bool:
+        """Whether the scope has a key, usable or not, or was purged before."""
+        return any(os.path.lexists(self._path(scope, kind)) for kind in ("key", "epoch"))
+
     def purge(self, scope: Scope) -> Purged:
         """Delete the scope's key and begin a new epoch, both before this returns, also on the disk. What was
         sealed with the key can be read by nobody, and what was computed with the old salt is asked for by

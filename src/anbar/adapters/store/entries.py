@@ -22,7 +22,7 @@ from anbar.adapters.store.layout import TEMP_SUFFIX, Layout, part_of
 from anbar.adapters.store.lease import Lease, LeaseEnded
 from anbar.adapters.store.quarantine import Quarantine
 from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
-from anbar.adapters.store.rubbish import remove_some, trash_path
+from anbar.adapters.store.scope_removal import Removal, ScopeRemoval
 from anbar.adapters.store.stamp import from_ns, to_ns
 from anbar.adapters.store.store_clock import StoreClock
 from anbar.adapters.store.sweep import Sweeper
@@ -34,9 +34,6 @@ _TOUCH_AFTER_S = 30.0
 _TOUCHES_PER_TTL = 4
 _PIECE_BYTES = 256 * 1024
 """An eighth of a core's cache (2 MiB) on what it was measured on; half and twice as much are as fast."""
-_REMOVED_AT_ONCE = 10_000
-"""Files of a removed scope that are deleted before the call returns; more are left to the sweep. None can be
-read any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +153,16 @@ class Entries:
             return self._missing(error)
         return Outcome.HIT
 
-    def delete_scope(self, scope_dir: str) -> Outcome:
+    def delete_scope(self, scope_dir: str, may_go_on: Callable[[], bool]) -> Removal:
         """Remove a scope's directory in every namespace, and what is quarantined of it."""
-        budget = _REMOVED_AT_ONCE
-        removed = False
+        version_dir = self._layout.version_dir
         try:
-            for namespace in os.listdir(self._layout.version_dir):
-                trash = trash_path(self._layout.version_dir, self._token())
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    os.rename(self._layout.version_dir / namespace / scope_dir, trash)
-                    removed = True
-                    budget = remove_some(trash, budget)
-            self._quarantine.forget(scope_dir)
+            os.listdir(version_dir)
+            removal = ScopeRemoval(version_dir, scope_dir, self._token())
+            self._quarantine.forget(scope_dir, removal.failures)
+            return removal.run(may_go_on)
         except OSError as error:
-            return self._missing(error)
-        if budget <= 0:
-            self._place.sweeper.wake()
-        return Outcome.HIT if removed else Outcome.MISS
+            return Removal(self._missing(error), f"{version_dir}: {error.strerror}")
 
     def _token(self) -> str:
         return f"{self._place.writer}-{next(self._numbers)}"

@@ -28,6 +28,7 @@ from anbar.adapters.store.deadline import DeadlineRunner
 from anbar.adapters.store.entries import Entries, Place, Value
 from anbar.adapters.store.layout import Layout, scope_dir
 from anbar.adapters.store.lease import Lease
+from anbar.adapters.store.scope_removal import Removal
 from anbar.adapters.store.store_clock import StoreClock, TimeSource
 from anbar.adapters.store.sweep import Bounds, Sweeper
 from anbar.adapters.store.writable import Writable
@@ -40,6 +41,8 @@ _KEYS_PER_STAT = 32
 """Keys that one operation of `exists` looks up: enough to outweigh handing it to a thread."""
 _END_S = 2.0
 """How long closing waits for threads; the rest hang in the file system, and end with what they wait for."""
+_REMOVING = 0.9
+"""Share of its time in which a removal of a scope removes."""
 _BYTES_PER_TASK = 512 * 1024
 """Values that are so small together are one operation, for the same reason."""
 
@@ -135,10 +138,18 @@ class FilesStore:
         return outcomes
 
     def delete_scope(self, scope: Scope, *, timeout_s: float) -> Outcome:
+        return self.remove_scope(scope, timeout_s=timeout_s).outcome
+
+    def remove_scope(self, scope: Scope, *, timeout_s: float) -> Removal:
+        """As `delete_scope`; tells also what is left."""
         (outcome,) = self._unknown(1)
-        for _, result in self._run([partial(self._entries.delete_scope, scope_dir(scope))], timeout_s):
-            outcome = result
-        return outcome
+        removal = Removal(outcome)
+        # The rest of the time is for counting what is left.
+        until_s = time.monotonic() + _REMOVING * timeout_s
+        work = partial(self._entries.delete_scope, scope_dir(scope), lambda: time.monotonic() < until_s)
+        for _, result in self._run([work], timeout_s):
+            removal = result
+        return removal
 
     def take_evicted(self) -> list[bytes]:
         return self._sweeper.take_evicted()

@@ -3,7 +3,7 @@
     <root>/v1/<namespace>/<scope>/<fan-out>/<key>.kv
     <root>/v1/<namespace>/<scope>/<fan-out>/.<writer>-<number>.tmp     being written
 
-    <root>/v1/.trash-<writer>-<number>/                               a removed scope
+    <root>/v1/.trash-<scope>-<writer>-<number>/                       a removed scope, see `scope_removal`
     <root>/v1/.damaged/                                               see `quarantine`
     <root>/.sweep.lock, <root>/.clock                                 see `sweep`, `store_clock`
 

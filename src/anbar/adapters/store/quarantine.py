@@ -31,6 +31,7 @@ class Quarantine:
         """Move a damaged file here, unless someone replaced it meanwhile. May raise OSError."""
         if os.stat(path).st_ino != status.st_ino:
             return
+        self._drop_link()
         with suppress(FileExistsError):
             self._path.mkdir(mode=0o700)
         namespace, scope, _, file = path.rsplit("/", 4)[1:]
@@ -50,9 +51,25 @@ class Quarantine:
                 if number >= MAX_FILES or num_bytes > MAX_BYTES or age_s > MAX_AGE_S:
                     os.unlink(entry.path)
 
-    def forget(self, scope_dir: str) -> None:
-        """Remove what is here of a scope."""
-        for entry in scan(self._path):
-            if f".{scope_dir[:_DIGITS]}." in entry.name:
-                with suppress(OSError):
-                    os.unlink(entry.path)
+    def forget(self, scope_dir: str, failures: list[str]) -> None:
+        """Remove what is here of a scope; what could not be removed is added to `failures`."""
+        path = os.fspath(self._path)
+        try:
+            if self._drop_link():
+                failures.append(f"{path} was a symbolic link, and is gone; what is in its target was left")
+            for entry in scan(self._path):
+                path = entry.path
+                if f".{scope_dir[:_DIGITS]}." in entry.name:
+                    with suppress(FileNotFoundError):  # another process was sooner
+                        os.unlink(path)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            failures.append(f"{path}: {error.strerror}")
+
+    def _drop_link(self) -> bool:
+        """A link in the directory's place is removed: nothing is to be put or removed elsewhere."""
+        if not self._path.is_symlink():
+            return False
+        self._path.unlink(missing_ok=True)
+        return True

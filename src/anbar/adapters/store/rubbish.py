@@ -16,11 +16,6 @@ STALE_S = 600.0
 old."""
 
 
-def trash_path(version_dir: Path, token: str) -> Path:
-    """Where a removed directory waits to be deleted."""
-    return version_dir / (TRASH_PREFIX + token)
-
-
 def remove_some(path: str | Path, budget: int) -> int:
     """Remove a directory and what is in it, at most about `budget` files and directories; what is left of the
     budget. Others may remove the same."""

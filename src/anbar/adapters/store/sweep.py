@@ -110,7 +110,7 @@ class Sweeper:
         self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """There is something to do: no room for a value, or a scope in the trash."""
+        """There is something to do: no room for a value."""
         self._wake.set()
 
     def has_room(self, num_bytes: int) -> bool:
@@ -320,7 +320,7 @@ class Sweeper:
 def _date(entry: Entry, now_s: float) -> None:
     with suppress(OSError):
         stamp = to_ns(now_s, entry.stamp.saves_s)
-        os.utime(entry.path, ns=(stamp, stamp))
+        os.utime(entry.path, ns=(stamp, stamp), follow_symlinks=False)
 
 
 def _sizes(parts: Iterable[int], entries: Iterable[Entry]) -> dict[int, tuple[int, int]]:

@@ -58,7 +58,10 @@ class Walk:
 
 
 def _look(path: str, part: int, is_ours: bool) -> Look:
-    entries, others = [], []
+    entries: list[Entry] = []
+    others: list[Other] = []
+    if os.path.islink(path):  # what it leads to is not the store's to remove
+        return Look(path, entries, others)
     scope_dir = os.path.basename(os.path.dirname(path))
     for found in scan(path):
         try:

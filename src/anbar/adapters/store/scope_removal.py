@@ -81,6 +81,7 @@ class ScopeRemoval:
                     yield trash
 
     def _rename(self, namespace: str, trash: str) -> bool:
+        """Whether there was something; a link stays one."""
         try:
             directory = os.open(namespace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -128,7 +129,9 @@ class ScopeRemoval:
             self._failed(path, error)
             return
         if target:
-            self.failures.append(f"{path} was a symbolic link, and is gone; what is in {target} was left")
+            self.failures.append(
+                f"{path} was a symbolic link, and is gone; what is in {target} was left: is it KV?"
+            )
 
     def _unread(self, error: OSError) -> None:
         self._failed(str(error.filename), error)

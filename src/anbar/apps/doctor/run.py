@@ -20,6 +20,7 @@ from anbar.apps.doctor.host import (
 from anbar.apps.doctor.lmcache import check_lmcache
 from anbar.apps.doctor.model import check_model, weights_bytes
 from anbar.apps.doctor.remote import check_engine
+from anbar.apps.doctor.room import check_apart, check_room
 from anbar.apps.doctor.store import check_bucket, check_servers
 from anbar.apps.interpreter import Interpreter, choose, complaint, inspect
 from anbar.apps.machine import Machine, read_machine
@@ -66,11 +67,16 @@ def check_store(config: AnbarConfig) -> Iterator[Finding]:
     can be used."""
     if not needs_vllm(config) or config.cache.mode is not CacheMode.SHARED:
         return
-    findings = []
+    findings, further = [], list[Finding]()
+    roots: list[tuple[str, Path]] = []
     for path, store in members_of(config.cache.store):
         if store.kind is StoreKind.FILES:
             root = Path(store_settings(store, config.state_dir)["path"])
-            findings.append(check_directory("store", root, key=f"{dotted(path)}.path"))
+            found = check_directory("store", root, key=f"{dotted(path)}.path")
+            findings.append(found)
+            if found.level is not Level.FAIL:
+                further += check_room(root, dotted(path), store.capacity_bytes, config.tenants)
+                roots.append((f"{dotted(path)}.path", root))
         elif store.kind is StoreKind.S3:
             findings.append(check_bucket(store, key=f"{dotted(path)}.s3"))
         elif store.kind is StoreKind.VALKEY:
@@ -79,6 +85,7 @@ def check_store(config: AnbarConfig) -> Iterator[Finding]:
     for finding in findings:
         bad = finding.level is Level.FAIL
         yield warn(finding.topic, finding.detail, finding.fix) if bad and starts else finding
+    yield from (*further, *check_apart(roots))
 
 
 def _check_launched(config: AnbarConfig, environ: Mapping[str, str]) -> Iterator[Finding]:

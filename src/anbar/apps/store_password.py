@@ -11,6 +11,8 @@ def password_of(valkey: ValkeyStoreConfig, environ: Mapping[str, str]) -> Callab
     which never shows the password: here for a variable that is not set or a file that cannot be read, and
     later for a file that cannot be read any more."""
 
+    key = "password_env" if valkey.password_env is not None else "password_file"
+
     def password() -> str | None:
         if valkey.password_env is not None:
             found = environ.get(valkey.password_env)
@@ -29,7 +31,7 @@ def password_of(valkey: ValkeyStoreConfig, environ: Mapping[str, str]) -> Callab
         else:
             return None
         if not (found := found.strip()):
-            raise ConfigError("store.valkey: the password is empty")
+            raise ConfigError(f"store.valkey.{key}: the password is empty")
         return found
 
     password()

@@ -14,7 +14,9 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Of `host:port`; an IPv6 address stands in brackets. ValueError for anything else."""
     found = _ADDRESS.fullmatch(address)
     if found is None or not 1 <= int(found[2]) <= 65535:
-        raise ValueError("allowed: a host and a port, such as 10.0.0.7:7000 or anbar-routers.prod.svc:7000")
+        raise ValueError(
+            "allowed: a host and a port from 1 to 65535, such as 10.0.0.7:7000 or anbar-routers.prod.svc:7000"
+        )
     return found[1].strip("[]"), int(found[2])
 
 

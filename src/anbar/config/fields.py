@@ -68,9 +68,12 @@ def _with_port(url: str) -> str:
     return url
 
 
+_LOGINS = "api_key_env or api_key_file for an engine, credentials_file for a bucket"
+
+
 def _without_user(url: str) -> str:
     if "@" in urlsplit(url).netloc:
-        raise ValueError("no user or password may stand in it: use api_key_env or api_key_file")
+        raise ValueError(f"no user or password may stand in it: use {_LOGINS}")
     return url
 
 

@@ -19,7 +19,9 @@ _UNITS = {
     "TB": 1000**4,
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-SIZE_HINT = "a whole number of bytes, or a number with a unit such as 512MiB, 2GiB (1024s) or 2GB (1000s)"
+SIZE_HINT = (
+    "a whole number of bytes from 0, or such a number with a unit, as 512MiB, 2GiB (1024s) or 2GB (1000s)"
+)
 
 
 def parse_size(value: object) -> int:

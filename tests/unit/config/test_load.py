@@ -204,7 +204,7 @@ def test_no_passwords_in_addresses(tmp_path: Path, url: str) -> None:
     assert "engines[0].url: is not shown here" in line
     assert "hush" not in line
     if url.startswith("http") and "99999" not in url:
-        assert "use api_key_env or api_key_file" in line
+        assert "use api_key_env or api_key_file for an engine, credentials_file for a bucket" in line
 
 
 def test_anchors_and_merges_work(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def test_forms(text: object, expected: int) -> None:
 @pytest.mark.parametrize("text", ["", "GiB", "2 apples", "-1GiB", "1e9", True, None, 1.5, ["2GiB"]])
 def test_what_is_no_size(text: object) -> None:
     """Refused with what is allowed."""
-    with pytest.raises(ValueError, match="a number with a unit such as 512MiB"):
+    with pytest.raises(
+        ValueError, match="a whole number of bytes from 0, or such a number with a unit, as 512MiB"
+    ):
         parse_size(text)
 
 

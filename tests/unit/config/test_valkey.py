@@ -60,7 +60,7 @@ def test_the_kind_and_its_settings_belong_together() -> None:
 @pytest.mark.parametrize("node", ["10.0.0.5", "redis://10.0.0.5:6379", "10.0.0.5:0", ":6379", ""])
 def test_a_node_is_a_host_and_a_port(node: str) -> None:
     """No URL, no default port."""
-    with pytest.raises(ValidationError, match="allowed: a host and a port"):
+    with pytest.raises(ValidationError, match="allowed: a host and a port from 1 to 65535"):
         ValkeyStoreConfig.model_validate({"nodes": [node]})
 
 
@@ -123,7 +123,7 @@ def test_a_password_that_is_not_there(tmp_path: Path) -> None:
         ({"password_env": "NOT_SET"}, "NOT_SET is not set"),
         ({"password_file": tmp_path / "none"}, "No such file"),
         ({"password_file": tmp_path / "binary"}, "no text in UTF-8"),
-        ({"password_file": tmp_path / "empty"}, "password is empty"),
+        ({"password_file": tmp_path / "empty"}, "valkey.password_file: the password is empty"),
     ):
         with pytest.raises(ConfigError, match=words):
             password_of(ValkeyStoreConfig.model_validate({"nodes": NODES, **settings}), {})

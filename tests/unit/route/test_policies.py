@@ -40,7 +40,12 @@ VIEWS = st.lists(
     ),
     min_size=1,
     max_size=5,
-).map(lambda views: [renamed(entry, f"e{at}") for at, entry in enumerate(views)])
+).map(lambda views: [renamed(with_answers(entry), f"e{at}") for at, entry in enumerate(views)])
+
+
+def with_answers(entry: EngineView) -> EngineView:
+    """What is being answered is in flight, too: no engine has more answers than requests."""
+    return replace(entry, num_in_flight=entry.num_in_flight + entry.num_decoding)
 
 
 def renamed(entry: EngineView, name: str) -> EngineView:

@@ -9,7 +9,7 @@ from anbar.core.errors import ConfigError
 from anbar.plan.answer import in_words
 from anbar.plan.catalogue import Gpu, gpu_named
 from anbar.plan.kv_size import kv_bytes_per_token, kv_copies
-from anbar.plan.prefill import FORMATS, Prefill, prefill_of
+from anbar.plan.prefill import Prefill, prefill_of, weight_bytes_in
 from anbar.plan.weights import weights
 
 USABLE_SHARE = 0.9
@@ -50,8 +50,8 @@ class Deployment:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all GPUs."""
-        return round(weights(self.config).total * FORMATS[self.weight_format])
+        """Of all GPUs. Raises ConfigError with the formats there are."""
+        return round(weights(self.config).total * weight_bytes_in(self.weight_format))
 
     @property
     def kv_pool_bytes(self) -> int:

@@ -59,8 +59,7 @@ def prefill_of(model: str | Mapping[str, Any], gpu: str, tensor_parallel: int, w
 
     Raises ConfigError when a number of the config or the format is not known.
     """
-    if weight_format not in FORMATS:
-        raise ConfigError(f"format {weight_format!r} of weights is not known; allowed: {', '.join(FORMATS)}")
+    weight_bytes_in(weight_format)
     gpu = gpu_key(gpu)
     measured = (
         PREFILL_MS.get((gpu, model, tensor_parallel, weight_format)) if isinstance(model, str) else None
@@ -70,6 +69,13 @@ def prefill_of(model: str | Mapping[str, Any], gpu: str, tensor_parallel: int, w
         return Prefill(_fitted(measured), source)
     config = MODELS[model] if isinstance(model, str) else model
     return _from_figures(config, gpu, tensor_parallel, weight_format)
+
+
+def weight_bytes_in(weight_format: str) -> float:
+    """Bytes of one weight. Raises ConfigError with the formats there are."""
+    if weight_format not in FORMATS:
+        raise ConfigError(f"format {weight_format!r} of weights is not known; allowed: {', '.join(FORMATS)}")
+    return FORMATS[weight_format]
 
 
 def _fitted(times_ms: tuple[float, ...]) -> PrefillCost:

@@ -7,6 +7,7 @@ import pytest
 from anbar.core.errors import ConfigError
 from anbar.plan.catalogue import GPUS, MODELS, gpu_named, model_named
 from anbar.plan.kv_size import kv_size
+from anbar.plan.deployment import Deployment
 from anbar.plan.prefill import prefill_of
 from anbar.plan.profiles import LENGTHS, PREFILL_MS
 from anbar.plan.weights import weights
@@ -106,6 +107,10 @@ def test_what_is_missing_is_named(change: dict[str, Any], words: str) -> None:
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones() -> None:
-    """Of weights."""
-    with pytest.raises(ConfigError, match="format 'bf16' of weights is not known; allowed: float32, float16"):
+    """Of weights, whether their time or their size is asked for."""
+    words = "format 'bf16' of weights is not known; allowed: float32, float16"
+    with pytest.raises(ConfigError, match=words):
         prefill_of("Qwen3-8B", "H100", 1, "bf16")
+    deployment = Deployment("Qwen3-8B", MODELS["Qwen3-8B"], "H100", weight_format="bf16")
+    with pytest.raises(ConfigError, match=words):
+        _ = deployment.kv_pool_bytes

@@ -6,8 +6,8 @@ import pytest
 
 from anbar.core.errors import ConfigError
 from anbar.plan.catalogue import GPUS, MODELS, gpu_named, model_named
-from anbar.plan.kv_size import kv_size
 from anbar.plan.deployment import Deployment
+from anbar.plan.kv_size import kv_size
 from anbar.plan.prefill import prefill_of
 from anbar.plan.profiles import LENGTHS, PREFILL_MS
 from anbar.plan.weights import weights

@@ -4,7 +4,7 @@ Two parts, together or by themselves (`--part`):
 
 - *engine*: real vLLM without a cache and with the shared one, over a directory in memory that evicts. Both
   get the same prompts, which nobody has seen, one after the other, pair for pair in turn; tokens/s and CPU
-  seconds as ratios. Twice (`--models`): with one layer of a large model's shape (`slice_model.py`), which
+  seconds as ratios. Twice (`--models`): with one layer of a large model (`random_model.py`), which
   makes as much KV for what it computes as large ones do, and with the small model, which makes twelve times
   as much. A quarter of an hour on two cores.
 - *plugin*: no model. vLLM's scheduler with the plugin over a store that does nothing, with the plugin over a
@@ -86,7 +86,8 @@ def run_engines(options: argparse.Namespace, python: interpreter.Interpreter) ->
             path = small
             if name == "slice":
                 path = Path(directory) / "model"
-                subprocess.run([python.path, ROOT / "benchmarks/slice_model.py", small, path], check=True)
+                script = ROOT / "tests/engine/random_model.py"
+                subprocess.run([python.path, script, small, path, name], check=True)
             compared = Compared(path, BOUNDS[name], options.engines, options.pairs)
             halves, counted = run_pairs(python.path, compared, Path(directory), partial(print, flush=True))
         add_model(report, name, halves, counted)

@@ -96,7 +96,7 @@ def smollm2(engine_python: Path) -> Path:
 def tiny(engine_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose heads two workers can share."""
     target = tmp_path_factory.mktemp("tiny")
-    script = Path(__file__).with_name("tiny_model.py")
+    script = Path(__file__).with_name("random_model.py")
     subprocess.run([engine_python, script, smollm2, target], check=True, capture_output=True, timeout=300)
     return target
 

@@ -1,7 +1,7 @@
 """`docs/concepts/validation.md` and its plots, made from the last result: every figure is from there."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,38 +175,42 @@ def _hit_rates(setup: Mapping[str, Any]) -> Iterator[str]:
     yield "Accounting: blocks of 512 tokens as the trace names them, also a prompt's last one that is not"
     yield "full; the leading blocks that are held are hits; then the whole prompt is used, its end first; one"
     yield "LRU cache, cold at the start; every request counts, every block the same. Allowed: 0.1 point.\n"
-    for trace in ("conversation", "synthetic"):
-        yield from _rows(
-            (f"{trace}: capacity, tokens", "simulated elsewhere", "from stack distances"),
-            [
-                (f"{r['capacity']:,.0f}", f"{r['other']:.4f}", f"{r['ours']:.4f}")
-                for r in setup[f"hit_rates, {trace}"]
-            ],
-        )
-        yield ""
+    yield from _by_trace(
+        setup,
+        "hit_rates",
+        ("capacity, tokens", "simulated elsewhere", "from stack distances"),
+        lambda r: (f"{r['capacity']:,.0f}", f"{r['other']:.4f}", f"{r['ours']:.4f}"),
+    )
     yield "`kvcache-simulator` (PyPI) counts the later half of the requests only, and tokens, not blocks:\n"
-    for trace in ("conversation", "synthetic"):
-        yield from _rows(
-            (f"{trace}: capacity, blocks", "kvcache-simulator", "from stack distances"),
-            [
-                (f"{r['capacity']:,.0f}", f"{r['other']:.5f}", f"{r['ours']:.5f}")
-                for r in setup.get(f"kvcache-simulator, {trace}", [])
-            ],
-        )
-        yield ""
+    yield from _by_trace(
+        setup,
+        "kvcache-simulator",
+        ("capacity, blocks", "kvcache-simulator", "from stack distances"),
+        lambda r: (f"{r['capacity']:,.0f}", f"{r['other']:.5f}", f"{r['ours']:.5f}"),
+    )
     yield "Figure 9 of the Mooncake paper beside the same accounting of the public traces:\n"
     yield f"![Hit rate by capacity]({NAME}/mooncake.svg)\n"
     yield from _paper(setup)
     yield "\n### Of a sample\n"
     yield "Shares of tokens, at 41 capacities from 128 blocks to all. Allowed: 1 point at 1 % of blocks.\n"
+    yield from _by_trace(
+        setup,
+        "sampled",
+        ("blocks followed", "worst, points", "mean, points"),
+        lambda r: (f"{r['followed']:.1%}", f"{100 * r['worst']:.1f}", f"{100 * r['mean']:.1f}"),
+    )
+
+
+def _by_trace(
+    setup: Mapping[str, Any],
+    name: str,
+    head: tuple[str, ...],
+    cells: Callable[[Mapping[str, Any]], tuple[str, ...]],
+) -> Iterator[str]:
+    """A table for each trace, empty where nothing was measured (`kvcache-simulator` may be left out)."""
     for trace in ("conversation", "synthetic"):
-        yield from _rows(
-            (f"{trace}: blocks followed", "worst, points", "mean, points"),
-            [
-                (f"{s['followed']:.1%}", f"{100 * s['worst']:.1f}", f"{100 * s['mean']:.1f}")
-                for s in setup[f"sampled, {trace}"]
-            ],
-        )
+        found = setup.get(f"{name}, {trace}", [])
+        yield from _rows((f"{trace}: {head[0]}", *head[1:]), [cells(one) for one in found])
         yield ""
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from anbar.plan.deployment import Deployment
-from anbar.plan.prefill import FORMATS
+from anbar.plan.prefill import weight_bytes_in
 from anbar.plan.weights import weights
 
 _SHARE = 0.6
@@ -35,7 +35,7 @@ def decode_of(deployment: Deployment) -> DecodeCost:
     size = weights(deployment.config)
     met = math.sqrt(size.active * size.total) if size.total > 1.5 * size.active else size.total
     return DecodeCost(
-        step_s=_STEP_S + met * FORMATS[deployment.weight_format] / rate,
+        step_s=_STEP_S + met * weight_bytes_in(deployment.weight_format) / rate,
         s_per_kv_token=deployment.device_bytes_per_token / rate,
         source=f"steps read weights and KV at {_SHARE} of {deployment.gpu_name}'s memory rate",
     )

@@ -10,7 +10,7 @@ import math
 
 from anbar.core.cost import CopyCost, EngineCost, TokenCurve
 from anbar.plan.deployment import Deployment
-from anbar.plan.prefill import FORMATS
+from anbar.plan.prefill import weight_bytes_in
 from anbar.plan.weights import weights
 
 _MEMORY_SHARE = 0.75
@@ -30,7 +30,7 @@ def step_cost(deployment: Deployment) -> EngineCost:
     """Of one engine. Raises ConfigError as `prefill_of` and `weights` do."""
     prefill, gpu = deployment.prefill.cost, deployment.gpu
     memory = _MEMORY_SHARE * deployment.num_gpus * gpu.memory_bytes_per_s
-    size, bytes_each = weights(deployment.config), FORMATS[deployment.weight_format]
+    size, bytes_each = weights(deployment.config), weight_bytes_in(deployment.weight_format)
     least_s = _STEP_S + min(size.active, size.total) * bytes_each / memory
     whole_s = _STEP_S + size.total * bytes_each / memory
     link = deployment.num_gpus * gpu.host_bytes_per_s

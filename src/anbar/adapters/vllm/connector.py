@@ -31,7 +31,6 @@ class SharingConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is no
         with set_current_vllm_config(vllm_config):
             super().__init__(vllm_config, role, kv_cache_config)
         self._tier = self._shared_tier() if role == KVConnectorRole.SCHEDULER else None
-        self._steps = self._tier.steps if self._tier is not None else None
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -43,14 +42,14 @@ class SharingConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is no
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         metadata = super().build_connector_meta(scheduler_output)
-        if self._steps is not None:
-            self._steps.scheduled(*step_work(scheduler_output))
+        if self._tier is not None:
+            self._tier.steps.scheduled(*step_work(scheduler_output))
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         super().update_connector_output(connector_output)
-        if self._steps is not None:
-            self._steps.ended()
+        if self._tier is not None:
+            self._tier.steps.ended()
 
     def _shared_tier(self) -> SharedTier | None:
         """None where there is none."""

@@ -34,7 +34,7 @@ MARKERS = {
 
 LANES = (
     (
-        *("test_calibrate", "test_native", "test_disaggregation", "test_tenants", "test_shared"),
+        *("test_native", "test_disaggregation", "test_tenants", "test_shared"),
         *("test_stack", "test_replicated", "test_lmcache"),
     ),
     (

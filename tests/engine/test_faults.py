@@ -143,29 +143,47 @@ def expected(launch: Launcher, tiny: Path, adapters: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def bench(
+def benches(
     request: pytest.FixtureRequest,
     launch: Launcher,
     tiny: Path,
     adapters: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Bench]:
-    directory = tmp_path_factory.mktemp(request.param)
-    clock = FakeClock(tmp_path_factory.mktemp("clock"))
+) -> Iterator[Callable[[str], Bench]]:
+    """The bench of a kind of store, the same one as long as no other kind is asked for: pytest would make a
+    fixture with parameters anew for each test, however many have the same."""
     with ExitStack() as stack:
-        store = _store(request.param, directory, stack)
-        cache = CacheConfig(
-            mode=CacheMode.SHARED, host_bytes=HOST_BYTES, store=store.config, load=Loading.ALWAYS
-        )
-        config = EngineConfig(unique(request.param), tiny, cache, num_blocks=96, adapters=adapters)
-        engine = launch(replace(config, env=clock.env))
-        stack.callback(engine.kill)
-        expected = request.getfixturevalue("expected")  # of another engine, which starts beside this one
-        engine.wait_ready()
-        made = Bench(request.param, engine, store, clock, expected)
-        assert texts(engine) == expected
-        _until_loaded(made)
-        yield made
+        made: list[Bench] = []
+
+        def bench(kind: str) -> Bench:
+            if not made or made[-1].kind != kind:
+                stack.close()
+                made.append(_bench(kind))
+            return made[-1]
+
+        def _bench(kind: str) -> Bench:
+            clock = FakeClock(tmp_path_factory.mktemp("clock"))
+            store = _store(kind, tmp_path_factory.mktemp(kind), stack)
+            cache = CacheConfig(
+                mode=CacheMode.SHARED, host_bytes=HOST_BYTES, store=store.config, load=Loading.ALWAYS
+            )
+            config = EngineConfig(unique(kind), tiny, cache, num_blocks=96, adapters=adapters)
+            engine = launch(replace(config, env=clock.env))
+            stack.callback(engine.kill)
+            expected = request.getfixturevalue("expected")  # of another engine, which starts beside this one
+            engine.wait_ready()
+            assert texts(engine) == expected
+            return Bench(kind, engine, store, clock, expected)
+
+        yield bench
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, benches: Callable[[str], Bench]) -> Bench:
+    """That of the test's kind of store, from which all prompts come."""
+    made = benches(request.param)
+    _until_loaded(made)
+    return made
 
 
 def _store(kind: str, directory: Path, stack: ExitStack) -> FaultyStore:

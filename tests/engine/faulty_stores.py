@@ -19,6 +19,7 @@ from tests.integration.valkey.servers import Server, cluster
 from tests.integration.valkey.servers import server as running_valkey
 from tests.s3_server import BUCKET, running_s3
 from tests.tcp_proxy import Network, running_proxy
+from tests.waiting import wait_until
 
 TIMEOUT_S = 5.0
 """Deadline of a call on these stores: one that hangs costs a test seconds, and one that is slow because the
@@ -180,7 +181,9 @@ class FilesUnderTest(FaultyStore):
     @contextmanager
     def _read_only(self) -> Iterator[None]:
         mount = str(self._root.parent)
-        subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
+        read_only = ["mount", "-o", "remount,ro", mount]
+        # It is refused as long as a file is being written.
+        wait_until(lambda: subprocess.run(read_only, capture_output=True, check=False).returncode == 0)
         try:
             yield
         finally:

@@ -177,6 +177,14 @@ class Admission:
         series = Series.SECONDS_SAVED if gained_s > 0 else Series.SECONDS_FORGONE
         self._tally.add(series, loading.decision.value, abs(gained_s), scope=finished.scope)
 
+    def saves_s(self, work: PrefillWork, num_chunks: int, given: PrefillCost | None) -> float:
+        """What loading so many chunks would have saved of computing `work`, with nothing queued; 0.0 where it
+        would not have paid, or one of both is not known."""
+        prefill = given or self.steps.cost
+        if prefill is None or not self.speed.is_known:
+            return 0.0
+        return max(0.0, prefill.work_seconds(work) - self.speed.cost.seconds(num_chunks * self._row_bytes))
+
     def _admit(self, run: Run, decision: Decision) -> Decision:
         self._promised_rows += run.num_chunks
         self._tally.add(Series.DECISIONS, decision.value)

@@ -23,6 +23,7 @@ from anbar.core.clock import Clock
 from anbar.tier.admission import Admission, Decision
 from anbar.tier.breaker import Breaker
 from anbar.tier.found import FoundRun
+from anbar.tier.kept_out import KeptOut, Place, Shadow
 from anbar.tier.store import Outcome, Scope
 from anbar.tier.tally import Series, Tally
 from anbar.tier.wish import Wish
@@ -68,6 +69,9 @@ class _Request:
     """When the request asked its first question."""
     found: FoundRun | None = None
     """None: what is there is loaded."""
+    missing: dict[bytes, Place | None] = field(default_factory=dict)
+    """Keys that were not there when the request first asked, and why if they had been kept out; none of those
+    while nothing is kept out."""
 
 
 class Lookups:
@@ -90,6 +94,8 @@ class Lookups:
         self._timeout_s = timeout_s
         self._batch_keys = batch_keys
         self._admission = admission
+        self.shadow: Shadow | None = None
+        """To be told what was missing."""
         self._step = 0
         self._requests: dict[str, _Request] = {}
         self._waiting: dict[Scope, dict[bytes, list[str]]] = {}
@@ -119,6 +125,8 @@ class Lookups:
         state = self._requests.pop(request, None)
         if state is None:
             return
+        if state.missing and self.shadow is not None:
+            self.shadow.asked(state.asked_s, state.answers, state.missing, state.wish.prefill)
         waiting = self._waiting.get(state.wish.scope)
         if waiting:
             for key in state.asked_s.keys() & waiting.keys():
@@ -170,6 +178,7 @@ class Lookups:
         waiting = self._waiting.get(scope, {})
         results = outcomes if outcomes is not None else (None,) * len(question.keys)
         resolved: list[Outcome | None] = []
+        kept_out = self._kept_out()
         for key, outcome in zip(question.keys, results, strict=True):
             for request in waiting.pop(key, ()):
                 state = requests[request]
@@ -178,6 +187,9 @@ class Lookups:
                 else:
                     state.answers[key] = Answer.HIT if outcome is Outcome.HIT else Answer.MISS
                     resolved.append(outcome)
+                    if kept_out is not None and outcome is not Outcome.HIT:
+                        gone = outcome is Outcome.MISS
+                        state.missing[key] = kept_out.find(scope, key) if gone else None
         if not waiting:
             self._waiting.pop(scope, None)
         self._tally.outcomes(Series.LOOKUPS, resolved, scope)
@@ -254,8 +266,15 @@ class Lookups:
 
     def _resolve(self, state: _Request, key: bytes, answer: Answer, label: str) -> Answer:
         state.answers[key] = answer
+        if self._kept_out() is not None:
+            state.missing[key] = None
         self._tally.add(Series.LOOKUPS, label, scope=state.wish.scope)
         return answer
+
+    def _kept_out(self) -> KeptOut | None:
+        """None: nothing is kept out, and what is missing is missing."""
+        kept_out = self.shadow.kept_out if self.shadow is not None else None
+        return None if kept_out is None or kept_out.is_empty else kept_out
 
     def _is_late(self, state: _Request, key: bytes) -> bool:
         """Whether a key that was asked for has been waited for long enough. The delay of expected ones counts

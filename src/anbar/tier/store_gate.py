@@ -9,6 +9,7 @@ host RAM had lost them), and the beginning of prompts, where system prompts are.
 
 from collections.abc import Sequence
 
+from anbar.tier.kept_out import KeptOut, Place
 from anbar.tier.pressure import Pressure, Reason
 from anbar.tier.reuse import ReuseSketch
 from anbar.tier.store import Scope
@@ -26,6 +27,8 @@ class StoreGate:
         self.pressure = pressure
         self._sketch = sketch
         self._tally = tally
+        self.kept_out = KeptOut()
+        """To be asked about what is missing later."""
         self._engaged: Reason | None = None
 
     @property
@@ -41,12 +44,15 @@ class StoreGate:
         seen = self._sketch.see_all(keys, scope.encode())
         reason = self._look()
         if reason is None or always:
+            self.kept_out.forget(scope, keys)
             return range(len(keys))
-        kept = [
-            index
-            for index, end in enumerate(ends)
-            if seen[index] or (end is not None and end <= SHALLOW_TOKENS)
-        ]
+        kept = []
+        for index, end in enumerate(ends):
+            if seen[index] or (end is not None and end <= SHALLOW_TOKENS):
+                kept.append(index)
+            else:
+                self.kept_out.note(scope, keys[index], Place(reason, end or 0))
+        self.kept_out.forget(scope, [keys[index] for index in kept])
         self._tally.add(Series.FILTERED, reason.value, len(keys) - len(kept))
         return kept
 

@@ -43,6 +43,13 @@ class Series(Enum):
     FILTERED = "anbar_tier_filtered_stores"
     """Keys that the reuse filter kept out of the store, by reason: queue (too many rows wait to be written),
     full (the store said so), capacity (it is filled faster than it makes room)."""
+    FILTERED_ASKED = "anbar_tier_filtered_asked"
+    """Of the keys that this engine's reuse filter kept out: asked for afterwards, by the reason for which
+    they were kept out; once by each request that found them missing, with nothing before them missing
+    otherwise. They would have been hits had they been stored, as far as the store would still have them."""
+    FILTERED_SECONDS = "anbar_tier_filtered_seconds"
+    """What loading these would have saved, by reason: predicted seconds of computing, less predicted seconds
+    of loading, where that pays and both are known."""
     FILTER_ENGAGED = "anbar_tier_reuse_filter_engaged"
     """Times that the reuse filter engaged, by reason."""
 
@@ -66,6 +73,8 @@ _LABELS = {
     Series.SECONDS_SAVED: "decision",
     Series.SECONDS_FORGONE: "decision",
     Series.FILTERED: "reason",
+    Series.FILTERED_ASKED: "reason",
+    Series.FILTERED_SECONDS: "reason",
     Series.FILTER_ENGAGED: "reason",
 }
 _HELP = {
@@ -79,6 +88,8 @@ _HELP = {
     Series.LOAD_SECONDS: "Seconds that loading what was found was predicted to take.",
     Series.SECONDS_SAVED: "Predicted seconds of computing less measured ones of loading, where that paid.",
     Series.FILTERED: "Keys that the reuse filter kept out of the store, by reason.",
+    Series.FILTERED_ASKED: "Keys that the reuse filter kept out and a request asked for afterwards.",
+    Series.FILTERED_SECONDS: "Seconds that loading these would have saved, as predicted.",
     Series.FILTER_ENGAGED: "Times that the reuse filter engaged, by reason.",
     Series.SECONDS_FORGONE: "Measured seconds of loading less predicted ones of computing, where it did not.",
 }

@@ -38,6 +38,7 @@ from anbar.tier.admission import Admission, Run, cost_gauges
 from anbar.tier.breaker import Breaker, BreakerState
 from anbar.tier.eviction import NOMINAL, chain_saves_s
 from anbar.tier.found import GROUP_BYTES
+from anbar.tier.kept_out import Shadow
 from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.part_counts import (
@@ -153,6 +154,7 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._num_asked = 0
         """Questions that the store has not answered yet."""
         self._gate = StoreGate(Pressure(clock), ReuseSketch(), self._tally)
+        self._lookups.shadow = Shadow(self._gate.kept_out, self._admission, self._tally, self._tokens)
         self._chunk_tokens = _chunk_tokens(offloading_spec)
         self._calls = StoreCalls(store, self._breaker, self._row, options.timeouts)
         self._calls.start(options.threads_per_lane)

@@ -23,6 +23,7 @@ _TIMES = frozenset(
         Series.LOAD_SECONDS,
         Series.SECONDS_SAVED,
         Series.SECONDS_FORGONE,
+        Series.FILTERED_SECONDS,
     }
 )
 _HOST = "0:primary"

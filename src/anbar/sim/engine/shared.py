@@ -33,6 +33,7 @@ from anbar.sim.engine.store import (
 from anbar.sim.engine.tier_work import Asked, Move, TierWork
 from anbar.tier.admission import Admission, Run
 from anbar.tier.breaker import Breaker, Ticket, judge
+from anbar.tier.kept_out import Shadow
 from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
 from anbar.tier.pressure import Pressure
@@ -200,6 +201,8 @@ class SharedLink:
             admission=self.admission if tier.weighs_loads else None,
         )
         self.gate = StoreGate(Pressure(self._now), ReuseSketch(), self.tally)
+        chunk_tokens = self._chunk_tokens
+        self._lookups.shadow = Shadow(self.gate.kept_out, self.admission, self.tally, lambda _: chunk_tokens)
         self._parts = {part.id: PartState(Breaker(self._now)) for part in tier.store.parts()}
         self._num_evicted = 0
         self._results: list[_Result] = []

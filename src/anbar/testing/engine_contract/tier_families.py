@@ -86,7 +86,7 @@ _SHARED: Mapping[str, _Family] = {
     },
     **{
         f"anbar_tier_{name}_total": _Family("counter", ("reason", "store"))
-        for name in ("filtered_stores", "reuse_filter_engaged")
+        for name in ("filtered_stores", "filtered_asked", "filtered_seconds", "reuse_filter_engaged")
     },
     "anbar_tier_scope_keys_total": _Family("counter", ("operation", "result", "scope", "store")),
     "anbar_tier_scope_bytes_total": _Family("counter", ("direction", "scope", "store")),

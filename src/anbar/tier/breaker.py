@@ -95,6 +95,14 @@ class Breaker:
         with self._lock:
             return self._current() is BreakerState.OPEN
 
+    def has_been_closed(self, for_s: float = 0.0) -> bool:
+        """Whether calls have gone through for so long. Asked for every call; mostly nothing has failed."""
+        if not self._num_opened:
+            return True
+        with self._lock:
+            is_closed = self._state is BreakerState.CLOSED
+            return is_closed and self._clock.now_s() - self._closed_at_s >= for_s
+
     def admit(self) -> Ticket | None:
         """A ticket to call with, or None when the call is refused; in half-open state it is the one probe."""
         with self._lock:

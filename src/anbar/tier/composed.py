@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from anbar.tier.breaker import Breaker
 from anbar.tier.placement import Places
 from anbar.tier.store import Outcome, ScopeStats, StoreStats
 
@@ -21,6 +22,14 @@ _BEST_FIRST = (
 )
 _LACKS = (Outcome.MISS, Outcome.CORRUPT)
 _MAX_EVICTED = 100_000
+STAND_IN_S = 600.0
+"""For so long after a part is back, reads ask those too that stood in for it: by then what is used has been
+read, and copied to where it belongs. Later what only they have is a miss, computed and stored once more."""
+
+
+def absent(breakers: Sequence[Breaker], for_s: float = 0.0) -> frozenset[int]:
+    """Parts that do not answer now, or did not in the last `for_s` seconds: others stand in for them."""
+    return frozenset(part for part, breaker in enumerate(breakers) if not breaker.has_been_closed(for_s))
 
 
 def best(outcomes: Iterable[Outcome]) -> Outcome:

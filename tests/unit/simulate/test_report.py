@@ -150,8 +150,15 @@ def test_break_even_is_where_the_gain_crosses_zero(
 
 
 def test_what_an_incident_did_is_told(report: Report) -> None:
-    """What was found in the store before it and after it."""
-    samples = Samples(10.0, [0.0, 10.0, 20.0, 30.0], prompt=[0, 100, 200, 300], shared=[0, 60, 120, 130])
+    """What was found in the store in the minute before it, in the one after it, and at the end: neither the
+    cold beginning nor what became of it later is in those."""
+    samples = Samples(
+        30.0,
+        [0.0, 30.0, 60.0, 90.0, 120.0, 150.0, 180.0, 210.0],
+        prompt=[0, 100, 200, 300, 400, 500, 600, 700],
+        shared=[0, 0, 60, 120, 125, 130, 190, 250],
+    )
     result = msgspec.structs.replace(report.runs[0].result, samples=samples)
-    (line,) = happened([Incident(20.0, 1)], [Run(Mode.NONE, 1, result), Run(Mode.SHARED, 1, result)])
-    assert line == "node 1 dead at 20 s: 60.0% of prompt tokens found in the store before, 10.0% after"
+    (line,) = happened([Incident(90.0, 1)], [Run(Mode.NONE, 1, result), Run(Mode.SHARED, 1, result)])
+    found = "60.0% of prompt tokens found in the store in the minute before, 5.0% in the one after"
+    assert line == f"node 1 dead at 90 s: {found}, 60.0% in the last one"

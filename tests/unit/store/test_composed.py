@@ -13,6 +13,7 @@ from anbar.core.clock import ManualClock
 from anbar.testing.memory_store import MemoryStore
 from anbar.testing.store_contract import KEY, OTHER, TIMEOUT_S, VALUE, exists, get, put
 from anbar.tier.breaker import BreakerState
+from anbar.tier.composed import STAND_IN_S
 from anbar.tier.placement import Rendezvous
 from anbar.tier.store import Outcome, PutItem, Store, StoreStats
 from tests.unit.store.composed import HungStore, directories, layered, replicated, settle
@@ -80,6 +81,38 @@ def test_one_of_two_copies_may_be_lost(store: ComposedStore, members: list[Memor
     assert get_all(store) == [Outcome.HIT] * len(KEYS)
     assert put(store, KEY, VALUE) is Outcome.HIT
     assert get(store, KEY, len(VALUE)) == (Outcome.HIT, VALUE)
+
+
+def test_what_a_lost_member_had_is_stored_anew() -> None:
+    """One copy on three members, one of which is lost. When its breaker is open, what it had is written to
+    others and found there. It comes back empty: what stood in for it is asked for some time, and what is read
+    is copied back; later each key is looked for in one place again."""
+    clock = ManualClock()
+    members = [MemoryStore(name) for name in ("a", "b", "c")]
+    store = replicated(members, copies=1, clock=clock)
+    put_all(store)
+    members[0].outcome = Outcome.ERROR
+    while store.stats().parts[0].breaker == BreakerState.CLOSED.value:
+        get_all(store)
+    lost = [key for key, outcome in zip(KEYS, get_all(store), strict=True) if outcome is not Outcome.HIT]
+    assert 5 < len(lost) < 25
+    put_all(store)
+    assert get_all(store) == [Outcome.HIT] * len(KEYS)
+    members[0].outcome = None
+    for key in lost:
+        members[0].evict(key)
+    clock.advance(60.0)
+    assert get_all(store) == [Outcome.HIT] * len(KEYS)
+    settle(store)
+    assert all(exists(members[0], key) is Outcome.HIT for key in lost)
+    places = Rendezvous(["a", "b", "c"], 1)
+    unknown = next(key for key in (bytes([n]) * 36 for n in range(40, 256)) if places.of(key) == (0,))
+    for later_s, num_asked in ((0.0, 2), (STAND_IN_S, 1)):
+        clock.advance(later_s)
+        before = sum(member.num_calls for member in members)
+        assert exists(store, unknown) is Outcome.MISS
+        assert sum(member.num_calls for member in members) - before == num_asked
+    store.close()
 
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])

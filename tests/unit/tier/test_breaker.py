@@ -45,6 +45,21 @@ def test_failures_in_a_row_open_it(rig: Rig) -> None:
     assert not rig.call(Verdict.OK)
 
 
+def test_how_long_calls_have_gone_through(rig: Rig) -> None:
+    """For ever, before anything failed; not while it is open, nor half open; since the probe, after that."""
+    assert rig.breaker.has_been_closed(1e9)
+    rig.call(Verdict.TIMED_OUT)
+    assert not rig.breaker.has_been_closed()
+    rig.clock.advance(1.0)
+    assert not rig.breaker.has_been_closed()
+    rig.call(Verdict.OK)
+    assert rig.breaker.has_been_closed()
+    rig.clock.advance(9.0)
+    assert not rig.breaker.has_been_closed(10.0)
+    rig.clock.advance(1.0)
+    assert rig.breaker.has_been_closed(10.0)
+
+
 def test_one_timeout_opens_it(rig: Rig) -> None:
     """A hung store costs every caller its deadline: the first timeout is enough."""
     rig.call(Verdict.TIMED_OUT)

@@ -56,6 +56,22 @@ def test_only_what_a_member_held_moves_when_it_goes(
             assert after[-1] not in before
 
 
+@given(IDS, KEYS, st.data())
+def test_the_next_in_order_stands_in(ids: list[str], keys: list[bytes], data: st.DataObject) -> None:
+    """Some members are absent: a key's order is gone through until as many others are found as there are to
+    be copies, and no further."""
+    copies = data.draw(st.integers(1, len(ids)))
+    absent = data.draw(st.frozensets(st.integers(0, len(ids) - 1)))
+    places, order = Rendezvous(ids, copies), Rendezvous(ids, len(ids))
+    for key in keys:
+        found = places.of(key, absent)
+        assert found == order.of(key)[: len(found)]
+        present = [part for part in found if part not in absent]
+        assert len(present) == min(copies, len(ids) - len(absent))
+        assert len(found) == len(ids) or found[-1] == present[-1]
+        assert set(places.of(key)) <= set(found)
+
+
 def test_every_member_holds_its_share() -> None:
     """Twenty thousand keys, five members, two copies: each member holds 1/5 of the copies, to within a
     twentieth of that, and is asked first for as many. With the property above: so much moves when it goes."""

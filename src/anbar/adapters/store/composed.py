@@ -3,6 +3,9 @@
 - Reads ask an entry's places one after the other until one has it: a batch of keys makes one call on a part
   and round, and the parts of a round are asked at the same time. What is left of the deadline is divided
   among the rounds that may follow. A part whose breaker is open is passed over.
+- While a part is down, the next one in a key's order stands in for it: what is written then has all its
+  copies, and what the part had is stored anew by whoever computes it. When it is back, reads ask its
+  stand-ins too for a while (`tier.composed.STAND_IN_S`); what they have is copied to where it belongs.
 - What an earlier place lacked, or had damaged, is written there afterwards (repair, promotion): from a copy,
   by threads of its own, dropped when too much waits.
 - Writes go to all places at the same time; HIT: at least one has it. With `write_back` they go to the first
@@ -22,7 +25,7 @@ from anbar.adapters.store.copies import Copies, Moment
 from anbar.adapters.store.part import DROPPED, REFUSED, Operation, Part
 from anbar.core.clock import Clock
 from anbar.tier.breaker import Ticket
-from anbar.tier.composed import Evictions, Reading, best, removed, summed
+from anbar.tier.composed import STAND_IN_S, Evictions, Reading, absent, best, removed, summed
 from anbar.tier.placement import Places
 from anbar.tier.store import Outcome, PartStats, PutItem, Scope, Store, StoreStats
 
@@ -62,6 +65,7 @@ class ComposedStore:
         self._parts = parts
         self._clock = clock
         self._evictions = Evictions(config.places)
+        self._breakers = [part.breaker for part in parts]
         self._copies = Copies(len(parts), self._write_copies, config.max_waiting_bytes)
         self._pool = ThreadPoolExecutor(_CALLS_PER_PART * len(parts), "anbar-composed")
         self._is_open = False
@@ -111,7 +115,8 @@ class ComposedStore:
         if not self._is_open:
             return [Outcome.ERROR] * len(items)
         since, started_s = self._copies.now(), self._clock.now_s()
-        places = [list(self._config.places.of(item.key)) for item in items]
+        down = absent(self._breakers)
+        places = [list(self._config.places.of(item.key, down)) for item in items]
         said: list[dict[int, Outcome]] = [{} for _ in items]
 
         def ask(picks: Sequence[int], store: Store, left_s: float) -> list[Outcome]:
@@ -171,8 +176,9 @@ class ComposedStore:
 
     def _read(self, operation: Operation, keys: Sequence[bytes], ask: Ask, timeout_s: float) -> Reading:
         """Rounds until each key is found or has no place left, or the time is over."""
+        down = absent(self._breakers, STAND_IN_S)
         reading = Reading(
-            [self._config.places.of(key) for key in keys] if self._is_open else [()] * len(keys)
+            [self._config.places.of(key, down) for key in keys] if self._is_open else [()] * len(keys)
         )
         until_s = self._clock.now_s() + timeout_s
         while (left_s := until_s - self._clock.now_s()) > 0:

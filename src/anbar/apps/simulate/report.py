@@ -149,11 +149,21 @@ def happened(incidents: Sequence[Incident], runs: Sequence[Run]) -> Iterator[str
             continue
         samples, times = run.result.samples, sorted({incident.at_s for incident in incidents})
         bounds = [0.0, *times, samples.at_s[-1] + 1]
-        shares = [f"{_from_store(samples, *span):.1%}" for span in pairwise(bounds)]
+        spans = list(pairwise(bounds))
         for number, at_s in enumerate(times):
             what = ", ".join(f"node {i.node} {i.kind.value}" for i in incidents if i.at_s == at_s)
-            found = f"{shares[number]} of prompt tokens found in the store before, {shares[number + 1]} after"
+            (since_s, _), (_, until_s) = spans[number : number + 2]
+            before = _from_store(samples, max(since_s, at_s - _MINUTE_S), at_s)
+            after = _from_store(samples, at_s, min(until_s, at_s + _MINUTE_S))
+            last = _from_store(samples, max(at_s, until_s - _MINUTE_S), until_s)
+            found = (
+                f"{before:.1%} of prompt tokens found in the store in the minute before, {after:.1%} in the "
+                f"one after, {last:.1%} in the last one"
+            )
             yield f"{what} at {at_s:g} s: {found}"
+
+
+_MINUTE_S = 60.0
 
 
 def _from_store(samples: Samples, since_s: float, until_s: float) -> float:

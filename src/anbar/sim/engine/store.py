@@ -16,7 +16,7 @@ from enum import Enum
 from anbar.core.cost import TierCost
 from anbar.sim.engine.chunks import Chunks
 from anbar.tier.breaker import Breaker, Ticket, judge
-from anbar.tier.composed import Reading, best
+from anbar.tier.composed import STAND_IN_S, Reading, absent, best
 from anbar.tier.placement import Layers, Places
 from anbar.tier.store import Outcome, PartStats, Scope
 
@@ -231,7 +231,8 @@ class StoreParts:
         return counts[-1] if isinstance(self.places, Layers) else sum(counts)
 
     def _read(self, asked: Asking, keys: Sequence[bytes], deadline_s: float) -> Reply:
-        reading = Reading([self.places.of(key) for key in keys])
+        down = self._absent(asked, STAND_IN_S)
+        reading = Reading([self.places.of(key, down) for key in keys])
         tickets: dict[int, Ticket] = {}
         seconds = 0.0
         while plan := reading.plan(lambda part: self._admit(asked, part, tickets)):
@@ -250,7 +251,8 @@ class StoreParts:
         return Reply(reading.outcomes(), seconds)
 
     def _write(self, asked: Asking, keys: Sequence[bytes], deadline_s: float) -> Reply:
-        belongs = [self.places.of(key) for key in keys]
+        down = self._absent(asked, 0.0)
+        belongs = [self.places.of(key, down) for key in keys]
         said: list[list[Outcome]] = [[] for _ in keys]
         took_s: dict[int, float] = {}
         for part in sorted({part for places in belongs for part in places}):
@@ -292,6 +294,9 @@ class StoreParts:
         if ticket is not None:
             tickets[part] = ticket
         return ticket is not None
+
+    def _absent(self, asked: Asking, for_s: float) -> frozenset[int]:
+        return absent([self._state(asked, part).breaker for part in range(len(self.members))], for_s)
 
     def _is_open(self, asked: Asking, part: int) -> bool:
         return self._state(asked, part).breaker.is_open()

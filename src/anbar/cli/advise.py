@@ -16,17 +16,18 @@ from anbar.config.sizes import parse_size
 from anbar.core.cost import PrefillCost
 from anbar.core.errors import ConfigError
 from anbar.plan.answer import Answer
-from anbar.plan.break_even import Tenant, Throughput
+from anbar.plan.break_even import Tenant
 from anbar.plan.calculators import (
+    Storing,
     break_even_of,
     kv_size_of,
-    node_loss_of,
     offload_of,
     tenant_of,
     tier_read_of,
 )
 from anbar.plan.deployment import Deployment
 from anbar.plan.media import MEDIA, medium_named
+from anbar.plan.node_loss import NOTHING, Fallback, NodeLoss, Prices, node_loss_of
 from anbar.plan.reuse_answer import Capacities, reuse_by_tier, reuse_in_tokens
 from anbar.plan.workload import Reuse
 
@@ -97,13 +98,14 @@ def tier_read(
     kv_dtype: KvOption = None,
     medium: MediumOption = "ceph-hdd",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="To read.")] = 4096,
+    chunk: ChunkOption = 256,
     cost: CostOption = None,
     explain: ExplainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Reading a prefix from a store against computing it again."""
     deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
-    _show(tier_read_of(deployment, medium_named(medium), tokens), explain, as_json)
+    _show(tier_read_of(deployment, medium_named(medium), tokens, chunk), explain, as_json)
 
 
 @app.command("tenant")
@@ -124,6 +126,7 @@ def tenant(
     kept: Annotated[
         float, typer.Option("--kept-s", min=0.0, help="How long the GPU keeps what nobody uses.")
     ] = 18.0,
+    chunk: ChunkOption = 256,
     cost: CostOption = None,
     explain: ExplainOption = False,
     as_json: JsonOption = False,
@@ -131,23 +134,73 @@ def tenant(
     """What keeping one tenant's prompt prefix below the GPU saves."""
     asked = Tenant(tokens, queries * sharing / 3600.0)
     deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
-    _show(tenant_of(deployment, medium_named(medium), asked, kept), explain, as_json)
+    _show(tenant_of(deployment, medium_named(medium), asked, kept, chunk), explain, as_json)
 
 
 @app.command("ha")
 def ha(
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Of the store.")] = 3,
     replicas: Annotated[int, typer.Option("--replicas", min=1, help="Copies of each chunk.")] = 1,
+    lost: Annotated[int, typer.Option("--lost", min=1, help="Nodes at the same time.")] = 1,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Of a prefix in the store.")] = 8192,
     chunk: ChunkOption = 256,
     hits: Annotated[
         float, typer.Option("--hits", min=0.0, max=1.0, help="Share of prompt tokens that the store serves.")
     ] = 0.5,
+    fallback: Annotated[
+        str,
+        typer.Option(
+            "--fallback", help="What has what is lost: none; host (RAM); or a store behind, by medium."
+        ),
+    ] = "none",
+    host_hits: Annotated[
+        float | None,
+        typer.Option(
+            "--host-hits",
+            min=0.0,
+            max=1.0,
+            help="With --fallback host: share of what the store served that the engine's host RAM has, too.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="For times: a name in the catalogue, or a config.json. Default: shares only."
+        ),
+    ] = None,
+    gpu: GpuOption = "H100",
+    tp: NumOption = 1,
+    dtype: DtypeOption = "bfloat16",
+    kv_dtype: KvOption = None,
+    medium: MediumOption = "valkey-25gbe",
+    cost: CostOption = None,
     explain: ExplainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What losing one node of a store costs, by copies."""
-    _show(node_loss_of(nodes, replicas, max(1, tokens // chunk), hits), explain, as_json)
+    """What losing a node of the store costs, by copies and by what is behind it."""
+    prices = None
+    if model is not None:
+        prices = Prices(_deployment(model, gpu, tp, dtype, kv_dtype, cost), medium_named(medium))
+    loss = NodeLoss(nodes, replicas, lost, tokens, chunk, hits)
+    _show(node_loss_of(loss, _fallback(fallback, host_hits), prices), explain, as_json)
+
+
+def _fallback(name: str, host_hits: float | None) -> Fallback:
+    if name != "host" and host_hits is not None:
+        raise ConfigError("command line --host-hits: allowed with --fallback host only")
+    if name == "none":
+        return NOTHING
+    if name == "host":
+        if host_hits is None:
+            raise ConfigError(
+                "command line --host-hits: missing; needed with --fallback host: the share that host RAM has "
+                "of what the store served, from 0 to 1 (`anbar advise reuse LOG` tells what each tier finds)"
+            )
+        return Fallback("host RAM", host_hits)
+    if name not in MEDIA:
+        allowed = f"none, host, or a store's medium: {', '.join(MEDIA)}"
+        raise ConfigError(f"command line --fallback: is {name!r}; allowed: {allowed}")
+    return Fallback(f"the store behind ({name})", 1.0, MEDIA[name])
 
 
 @app.command("async")
@@ -174,9 +227,8 @@ def asynchronous(
 ) -> None:
     """Where the cost of storing in the background hides, and the hits that pay for it."""
     deployment = _deployment(model, gpu, tp, dtype, kv_dtype, cost)
-    load_s = medium_named(medium).cost_for(tp).seconds(_TYPICAL * deployment.kv_bytes_per_token)
-    ratio = load_s / deployment.prefill.cost.seconds(_TYPICAL)
-    _show(offload_of(deployment, Throughput(overhead, prefill_share, ratio), rate, chunk), explain, as_json)
+    storing = Storing(rate, medium_named(medium), overhead, prefill_share, chunk)
+    _show(offload_of(deployment, storing), explain, as_json)
 
 
 @app.command("reuse")
@@ -217,10 +269,6 @@ def _size(option: str, text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise ConfigError(f"command line {option}: is {text!r}; {error}") from None
-
-
-_TYPICAL = 8192
-"""Tokens at which loading is compared with computing."""
 
 
 def _deployment(

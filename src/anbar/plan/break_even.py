@@ -8,26 +8,30 @@ import math
 from dataclasses import dataclass
 
 from anbar.core.cost import PrefillCost, TierCost
+from anbar.plan.kv_size import KvSize
 
 
-def bandwidth_needed(prefill: PrefillCost, kv_bytes_per_token: int, num_tokens: int) -> float:
-    """Below this rate, for each replica, loading `num_tokens` takes longer than computing them."""
-    return kv_bytes_per_token * num_tokens / prefill.seconds(num_tokens)
+def bandwidth_needed(prefill: PrefillCost, kv: KvSize, num_tokens: int, latency_s: float = 0.0) -> float:
+    """Below this rate, for each replica, loading `num_tokens` takes longer than computing them; infinite: the
+    latency alone does."""
+    left_s = prefill.seconds(num_tokens) - latency_s
+    return kv.bytes_of(num_tokens) / left_s if left_s > 0.0 else math.inf
 
 
 def length_needed(
-    prefill: PrefillCost, tier: TierCost, kv_bytes_per_token: int, max_tokens: int, step: int = 1
+    prefill: PrefillCost, tier: TierCost, kv: KvSize, max_tokens: int, step: int = 1
 ) -> int | None:
     """The shortest prefix, in multiples of `step` (the tokens of a chunk), that is sooner loaded than
     computed; None: none of up to `max_tokens` is.
 
-    What loading saves is -latency + c * n + b * n^2 (with the overhead of computing counted to the first): if
-    it is above 0 at one length it is so at all greater ones, unless b is 0 and c below it.
+    What loading saves is -latency + c * n + b * n^2 (with the overhead of computing counted to the first),
+    where c grows behind a window: if it is above 0 at one length it is so at all greater ones, unless b is 0
+    and c below it.
     """
 
     def saves(num_steps: int) -> bool:
         tokens = num_steps * step
-        return tier.seconds(tokens * kv_bytes_per_token) < prefill.seconds(tokens)
+        return tier.seconds(kv.bytes_of(tokens)) < prefill.seconds(tokens)
 
     low, high = 0, max_tokens // step
     if high < 1 or not saves(high):
@@ -76,12 +80,15 @@ class Tenant:
         only a tier can have it: with arrivals at random, exp(-rate * kept)."""
         return math.exp(-self.queries_per_s * kept_s)
 
-    def saved_s_per_s(self, prefill: PrefillCost, tier: TierCost, kv_bytes: int, kept_s: float) -> float:
-        """Device seconds that a tier saves per second, on one engine. Loading is charged as if the device
-        waited for it; negative: computing is cheaper."""
-        load_s = tier.seconds(kv_bytes * self.prefix_tokens)
-        one_s = prefill.seconds(self.prefix_tokens) - prefill.overhead_s - load_s
-        return self.queries_per_s * self.left_to_tier(kept_s) * one_s
+    def saved_s(self, prefill: PrefillCost, tier: TierCost, kv: KvSize) -> float:
+        """Device seconds that finding the prefix in a tier saves once. Loading is charged as if the device
+        waited for it, and what every step costs is not saved; negative: computing is cheaper."""
+        load_s = tier.seconds(kv.bytes_of(self.prefix_tokens))
+        return prefill.seconds(self.prefix_tokens) - prefill.overhead_s - load_s
+
+    def saved_s_per_s(self, prefill: PrefillCost, tier: TierCost, kv: KvSize, kept_s: float) -> float:
+        """Device seconds that a tier saves per second, on one engine."""
+        return self.queries_per_s * self.left_to_tier(kept_s) * self.saved_s(prefill, tier, kv)
 
     def avoidable_tokens_per_s(self) -> float:
         """Tokens that need not be computed if the prefix is always found."""

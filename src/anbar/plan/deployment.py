@@ -8,7 +8,7 @@ from anbar.core.cost import PrefillCost
 from anbar.core.errors import ConfigError
 from anbar.plan.answer import in_words
 from anbar.plan.catalogue import Gpu, gpu_named
-from anbar.plan.kv_size import kv_bytes_per_token, kv_copies
+from anbar.plan.kv_size import KvSize, kv_copies, kv_size
 from anbar.plan.prefill import Prefill, prefill_of, weight_bytes_in
 from anbar.plan.weights import weights
 
@@ -37,9 +37,24 @@ class Deployment:
         return gpu_named(self.gpu_name)
 
     @property
+    def kv(self) -> KvSize:
+        """Over all layers and GPUs, each number once."""
+        return kv_size(self.config, self.kv_dtype)
+
+    @property
+    def held(self) -> KvSize:
+        """What it takes of `kv_pool_bytes`: ranks may keep copies of the same KV."""
+        return self.kv.times(kv_copies(self.config, self.num_gpus).device)
+
+    @property
+    def stored(self) -> KvSize:
+        """What it takes of host RAM and of a store, and of the way from there."""
+        return self.kv.times(kv_copies(self.config, self.num_gpus).host)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Over all layers and GPUs."""
-        return kv_bytes_per_token(self.config, self.kv_dtype)
+        return self.kv.bytes_per_token
 
     @property
     def prefill(self) -> Prefill:
@@ -69,18 +84,23 @@ class Deployment:
 
     @property
     def device_bytes_per_token(self) -> int:
-        """What a token takes of `kv_pool_bytes`: ranks may keep copies of the same KV."""
-        return self.kv_bytes_per_token * kv_copies(self.config, self.num_gpus).device
+        """What a token takes of `kv_pool_bytes`."""
+        return self.held.bytes_per_token
 
     @property
     def host_bytes_per_token(self) -> int:
         """What a token takes of host RAM and of a store."""
-        return self.kv_bytes_per_token * kv_copies(self.config, self.num_gpus).host
+        return self.stored.bytes_per_token
 
     @property
     def pool_tokens(self) -> int:
-        """Tokens whose KV fits on the GPUs, by that estimate."""
+        """Tokens whose KV the GPUs keep to be found again, by that estimate."""
         return self.kv_pool_bytes // self.device_bytes_per_token
+
+    def running_tokens(self, length: int) -> int:
+        """Tokens of prompts of `length` that fit on the GPUs while they run: of layers with a window they
+        need less than they leave behind."""
+        return self.kv_pool_bytes * length // self.held.bytes_of(length)
 
     @property
     def assumptions(self) -> tuple[str, ...]:

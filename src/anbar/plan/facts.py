@@ -140,7 +140,7 @@ class Facts:
         cost, engine = self.stack.engine.prefill.cost, self.stack.engine
         typical = max(self.stack.chunk_tokens, int(self.options.prompt.mean()))
         medium = self.stack.host_medium.cost_for(engine.num_gpus)
-        ratio = medium.seconds(typical * engine.host_bytes_per_token) / cost.seconds(typical)
+        ratio = medium.seconds(engine.stored.bytes_of(typical)) / cost.seconds(typical)
         computed = float(self.options.computed(self.neither.found).sum())
         return Throughput(self.stack.native_overhead, computed / self.neither.engine_s, ratio)
 
@@ -152,9 +152,7 @@ class Facts:
         cost = store.medium.cost_for(engine.num_gpus)
         waits = cost.latency_s + store.round_trip_s + store.lookup_s
         tier = type(cost)(waits, cost.bytes_per_s)
-        return length_needed(
-            engine.prefill.cost, tier, engine.host_bytes_per_token, _MAX_TOKENS, self.stack.chunk_tokens
-        )
+        return length_needed(engine.prefill.cost, tier, engine.stored, _MAX_TOKENS, self.stack.chunk_tokens)
 
     @cached_property
     def found_length(self) -> int:

@@ -8,7 +8,7 @@ linear-attention and Mamba layers keep none per token but a state per sequence.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anbar.core.errors import ConfigError
@@ -40,8 +40,21 @@ class KvSize:
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token takes while it is inside every window: the size of stored and offloaded blocks."""
+        """What a token takes while it is inside every window. So much is kept and stored of each: vLLM 0.32
+        does not evict blocks behind a window sooner than others that may be found again
+        (`v1/core/block_pool.py`, `free_blocks`), and offloads them."""
         return self.full_bytes + self.windowed_bytes
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """What a prompt of so many tokens needs: while it runs, and to be loaded (vLLM loads of such layers
+        the last window alone: `offloading/scheduler.py`, `load_window_size_in_chunks`)."""
+        return self.full_bytes * num_tokens + self.windowed_bytes * min(num_tokens, self.window_tokens)
+
+    def times(self, num_copies: int) -> "KvSize":
+        """Kept so often."""
+        return replace(
+            self, full_bytes=num_copies * self.full_bytes, windowed_bytes=num_copies * self.windowed_bytes
+        )
 
 
 def kv_bytes_per_token(config: Mapping[str, Any], dtype: str) -> int:

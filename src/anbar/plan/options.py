@@ -187,4 +187,6 @@ class Options:
         return tokens // self.stack.chunk_tokens * self.stack.chunk_tokens
 
     def _load_s(self, tokens: Tokens, cost: TierCost) -> Seconds:
-        return np.where(tokens > 0, cost.latency_s + tokens * self._kv / cost.bytes_per_s, 0.0)
+        kv = self.stack.engine.stored
+        needed = kv.full_bytes * tokens + kv.windowed_bytes * np.minimum(tokens, kv.window_tokens)
+        return np.where(tokens > 0, cost.latency_s + needed / cost.bytes_per_s, 0.0)

@@ -257,12 +257,12 @@ def _against_store(facts: Facts) -> Reason:
     shortest = "at no length" if length is None else f"from {length:,} tokens on"
     typical = f"prefixes found there have {facts.found_length:,} tokens, and loading wins {shortest}"
     cost, engine = store.medium.cost_for(facts.stack.engine.num_gpus), facts.stack.engine
-    copy_s = facts.found_length * engine.host_bytes_per_token / cost.bytes_per_s
+    copy_s = engine.stored.bytes_of(facts.found_length) / cost.bytes_per_s
     waits = store.round_trip_s + store.lookup_s + cost.latency_s
     if waits > copy_s:
         text = f"the store ({store.name}) is {in_words(waits, 's')} away: {mean}; {typical}"
         return Reason(Kind.ROUND_TRIPS, text)
-    need = facts.found_length * engine.host_bytes_per_token / engine.prefill.cost.seconds(facts.found_length)
+    need = engine.stored.bytes_of(facts.found_length) / engine.prefill.cost.seconds(facts.found_length)
     text = (
         f"the store ({store.name}) brings {in_words(cost.bytes_per_s, 'bytes/s')}, below the "
         f"{in_words(need, 'bytes/s')} at which loading beats computing: {mean}; {typical}"

@@ -13,7 +13,7 @@ from tests.e2e.guide import REPO, Following, follow
         ("layers", 1),
         ("connector-api", 2),
         ("when-offload-pays", 4),
-        ("ha-of-the-shared-tier", 3),
+        ("ha-of-the-shared-tier", 5),
         ("spinning-disks", 4),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from anbar.core.cost import PrefillCost, TierCost
 from anbar.plan.break_even import Tenant, Throughput, bandwidth_needed, length_needed
 from anbar.plan.catalogue import MODELS
-from anbar.plan.kv_size import kv_bytes_per_token
+from anbar.plan.kv_size import KvSize, kv_bytes_per_token, kv_size
 from anbar.plan.prefill import prefill_of
 
 MEASURED = PrefillCost(23.2e-6, 0.453e-9)
@@ -33,7 +33,7 @@ def test_the_bandwidth_below_which_loading_loses(key: tuple[str, str, int, str, 
     """Known models at four lengths; the fit of the profile may be 8 % off, the rounding of 0.1 more."""
     gpu, model, num_gpus, weight_format, kv_format = key
     prefill = prefill_of(model, gpu, num_gpus, weight_format).cost
-    kv = kv_bytes_per_token(MODELS[model], kv_format)
+    kv = kv_size(MODELS[model], kv_format)
     needed = [bandwidth_needed(prefill, kv, 1024 * k) / 1e9 for k in (1, 8, 32, 128)]
     assert needed == pytest.approx(PUBLISHED_GB_PER_S[key], rel=0.08, abs=0.1)
 
@@ -51,7 +51,7 @@ def test_the_shortest_length_that_gains(
 ) -> None:
     """One step less does not gain, none that is longer loses: seen by trying all."""
     prefill, tier = PrefillCost(a, b, overhead), TierCost(latency, rate)
-    found = length_needed(prefill, tier, KV_8B, 4096, step)
+    found = length_needed(prefill, tier, KvSize(KV_8B), 4096, step)
     gains = [n for n in range(step, 4097, step) if tier.seconds(n * KV_8B) < prefill.seconds(n)]
     if found is None:
         assert 4096 // step * step not in gains
@@ -61,9 +61,19 @@ def test_the_shortest_length_that_gains(
             assert found == gains[0] or (gains[0] < found and found - step not in gains)
 
 
+def test_the_bandwidth_leaves_room_for_the_latency() -> None:
+    """At twice the bandwidth that is needed after 15 ms loading is sooner, at half of it later; a latency as
+    long as the computing no bandwidth makes good."""
+    needed = bandwidth_needed(MEASURED, KvSize(KV_8B), 2048, 0.015)
+    compute_s = MEASURED.seconds(2048)
+    assert TierCost(0.015, 2 * needed).seconds(2048 * KV_8B) < compute_s
+    assert TierCost(0.015, needed / 2).seconds(2048 * KV_8B) > compute_s
+    assert bandwidth_needed(MEASURED, KvSize(KV_8B), 2048, compute_s) == math.inf
+
+
 def test_loading_from_host_ram_gains_from_the_first_hundreds_of_tokens() -> None:
     """15 ms of latency against 20 us a token that it is faster: from some 740 tokens on."""
-    length = length_needed(MEASURED, HOST, KV_8B, 131_072)
+    length = length_needed(MEASURED, HOST, KvSize(KV_8B), 131_072)
     assert length is not None
     assert 700 < length < 760
     assert HOST.seconds(length * KV_8B) < MEASURED.seconds(length)
@@ -77,7 +87,7 @@ def test_spinning_disks_never_gain() -> None:
     disk = TierCost(0.01, 0.055e9)
     assert 12 < disk.seconds(4096 * kv) < 14
     assert 0.2 < prefill.seconds(4096) < 0.22
-    assert length_needed(prefill, disk, kv, 131_072) is None
+    assert length_needed(prefill, disk, KvSize(kv), 131_072) is None
 
 
 def test_hits_that_pay_for_storing() -> None:
@@ -98,5 +108,5 @@ def test_one_tenant_with_a_long_system_prompt() -> None:
     assert tenant.avoidable_tokens_per_s() * 3600 == pytest.approx(1.2e6)
     assert [round(tenant.left_to_tier(kept), 2) for kept in (5, 18, 300)] == [0.76, 0.37, 0.0]
     free = TierCost(0.0, math.inf)
-    assert tenant.saved_s_per_s(MEASURED, free, KV_8B, 0.0) * 3600 == pytest.approx(31, abs=1)
-    assert tenant.saved_s_per_s(MEASURED, TierCost(0.0, 0.2e9), KV_8B, 0.0) < 0.0
+    assert tenant.saved_s_per_s(MEASURED, free, KvSize(KV_8B), 0.0) * 3600 == pytest.approx(31, abs=1)
+    assert tenant.saved_s_per_s(MEASURED, TierCost(0.0, 0.2e9), KvSize(KV_8B), 0.0) < 0.0

@@ -5,11 +5,11 @@ import pytest
 from anbar.core.cost import PrefillCost, TierCost
 from anbar.core.errors import ConfigError
 from anbar.plan.answer import Answer, in_words
-from anbar.plan.break_even import Tenant, Throughput
+from anbar.plan.break_even import Tenant
 from anbar.plan.calculators import (
+    Storing,
     break_even_of,
     kv_size_of,
-    node_loss_of,
     offload_of,
     tenant_of,
     tier_read_of,
@@ -17,6 +17,7 @@ from anbar.plan.calculators import (
 from anbar.plan.catalogue import MODELS
 from anbar.plan.deployment import Deployment
 from anbar.plan.media import MEDIA, Medium, medium_named
+from anbar.plan.node_loss import Fallback, NodeLoss, Prices, node_loss_of
 
 SMALL = Deployment("Llama-3.1-8B", MODELS["Llama-3.1-8B"], "H100")
 LARGE = Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], "H100", 4, "fp8", "fp8")
@@ -36,10 +37,18 @@ def test_the_size_of_kv_and_what_fits() -> None:
     assert any("vLLM logs the true number" in text for text in answer.assumptions)
 
 
-def test_windows_are_said() -> None:
-    """A model of which half the layers keep 128 tokens says so."""
-    answer = kv_size_of(Deployment("gpt-oss-120b", MODELS["gpt-oss-120b"], "H100", 1, "mxfp4"), 8192)
+def test_windows_take_less_than_all_layers() -> None:
+    """Half of the layers of gpt-oss-120b need 128 tokens: 8,192 take 307 MB while they run, not the 604 MB
+    that are kept and stored, so that twice as many fit; a prompt as long as the window takes the same."""
+    engine = Deployment("gpt-oss-120b", MODELS["gpt-oss-120b"], "H100", 1, "mxfp4")
+    answer = kv_size_of(engine, 8192)
     assert any("need only the last 128 tokens" in text for text in answer.assumptions)
+    assert figure(answer, "KV of 8,192 tokens") == 36_864 * (8192 + 128)
+    assert figure(answer, "stored of 8,192 tokens") == 73_728 * 8192
+    assert figure(answer, "that fit") == engine.kv_pool_bytes * 8192 // (36_864 * (8192 + 128))
+    assert figure(answer, "found again") == engine.kv_pool_bytes // 73_728
+    assert figure(kv_size_of(engine, 128), "KV of 128 tokens") == 73_728 * 128
+    assert "59.6 % of what the GPUs have" in kv_size_of(engine, 131_072).conclusion
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
@@ -52,7 +61,7 @@ def test_a_prefix_on_gpus_that_cannot_hold_the_model() -> None:
     """Is refused in the same words."""
     small = Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], "H100")
     with pytest.raises(ConfigError, match="do not fit on 1 x H100"):
-        tenant_of(small, MEDIA["host-pcie5"], Tenant(6000, 0.1), 18.0)
+        tenant_of(small, MEDIA["host-pcie5"], Tenant(6000, 0.1), 18.0, 256)
 
 
 def test_ranks_that_keep_copies() -> None:
@@ -60,6 +69,8 @@ def test_ranks_that_keep_copies() -> None:
     is there twice, in host RAM too."""
     latent = Deployment("DeepSeek-V3", MODELS["DeepSeek-V3"], "H200", 8, "fp8")
     assert figure(kv_size_of(latent, 1), "tokens that fit") == latent.kv_pool_bytes // (8 * 70_272)
+    (how,) = [one.how for one in kv_size_of(latent, 1).figures if one.name == "tokens that fit"]
+    assert how.endswith("/ (70,272 x 8 ranks that each keep it)")
     assert latent.host_bytes_per_token == 70_272
     few = Deployment("Qwen3-30B-A3B", MODELS["Qwen3-30B-A3B"], "H100", 8)
     assert (few.device_bytes_per_token, few.host_bytes_per_token) == (196_608, 196_608)
@@ -71,16 +82,41 @@ def test_break_even_by_medium() -> None:
     host = break_even_of(SMALL, MEDIA["host-pcie5"], 256)
     assert figure(host, "shortest prefix") == 1024
     assert "from 1,024 tokens on" in host.conclusion
+    (how,) = [one.how for one in host.figures if "at 1,024 tokens" in one.name]
+    assert "s - 15 ms of latency)" in how
     ceph = break_even_of(SMALL, MEDIA["cephfs-ssd"], 256)
     assert "never beats" in ceph.conclusion
 
 
 def test_reading_from_spinning_disks() -> None:
     """12.6 s against 0.2 s: helps no request; from host RAM the other way round."""
-    disk = tier_read_of(LARGE, MEDIA["ceph-hdd"], 4096)
+    disk = tier_read_of(LARGE, MEDIA["ceph-hdd"], 4096, 256)
     assert 55 < figure(disk, "reading / computing") < 65
     assert "helps no request's latency" in disk.conclusion
-    assert "as fast as computing" in tier_read_of(LARGE, MEDIA["host-pcie5"], 4096).conclusion
+    assert "as fast as computing" in tier_read_of(LARGE, MEDIA["host-pcie5"], 4096, 256).conclusion
+
+
+def test_below_a_chunk_nothing_is_stored() -> None:
+    """100 tokens of chunks of 256: no calculator prices what is never there; of 1,000 three chunks are read
+    and the rest is computed."""
+    said = "Nothing of 100 tokens is ever stored: a chunk has 256."
+    assert tier_read_of(SMALL, MEDIA["host-pcie5"], 100, 256).conclusion == said
+    assert node_loss_of(NodeLoss(3, 1, num_tokens=100)).conclusion == said
+    tenant = tenant_of(SMALL, MEDIA["host-pcie5"], Tenant(100, 200_000 / 3600), 18.0, 256)
+    assert tenant.conclusion == said
+    assert figure(tenant, "saved by the tier") == 0.0
+    slow = Deployment("", MODELS["Llama-3.1-8B"], "H100", measured=PrefillCost(1e-4))
+    read = tier_read_of(slow, Medium(TierCost(0.0, 1e12), "fast"), 1000, 256)
+    assert figure(read, "KV") == 131_072 * 768
+    assert {one.name: one.value for one in read.figures}["reading"] == pytest.approx(0.0232 + 1e-4, abs=1e-5)
+
+
+def test_a_prefix_that_the_gpu_keeps_itself() -> None:
+    """Asked for 55 times a second it never leaves the GPU, though loading it would be sooner than computing;
+    and one engine could not compute it so often."""
+    answer = tenant_of(SMALL, MEDIA["host-pcie5"], Tenant(6000, 1000 * 200 / 3600), 18.0, 256)
+    assert "asked for so often that the GPU keeps it itself" in answer.conclusion
+    assert "one engine could not answer so many queries" in answer.conclusion
 
 
 @pytest.mark.parametrize(
@@ -95,7 +131,7 @@ def test_one_tenant(queries: float, medium: Medium, words: str) -> None:
     """One prefix at 200 queries an hour is 0.8 % of an 8B's H100 at most; many queries, if the GPU keeps
     nothing, are worth a tier."""
     kept = 0.0 if queries > 1 else 18.0
-    answer = tenant_of(SMALL, medium, Tenant(6000, queries), kept)
+    answer = tenant_of(SMALL, medium, Tenant(6000, queries), kept, 256)
     assert words in answer.conclusion
     assert figure(answer, "prefixes like it") == pytest.approx(68.6, abs=0.1)
 
@@ -103,33 +139,76 @@ def test_one_tenant(queries: float, medium: Medium, words: str) -> None:
 def test_a_measured_engine_needs_no_estimate() -> None:
     """What a cost file says goes before any profile, and is said to be the source."""
     measured = Deployment("", MODELS["Llama-3.1-8B"], "H100", measured=PrefillCost(1e-4))
-    answer = tier_read_of(measured, MEDIA["host-pcie5"], 1000)
+    answer = tier_read_of(measured, MEDIA["host-pcie5"], 1000, 256)
     assert {figure.name: figure.value for figure in answer.figures}["computing"] == pytest.approx(0.1)
     assert "prefill times: the cost file" in answer.assumptions
 
 
 def test_losing_a_node() -> None:
     """Without copies a long prefix hardly survives, since all before a chunk must be there; with two all
-    does."""
-    alone = node_loss_of(3, 1, 32, 0.5)
+    does, and of three nodes a second loss takes a third."""
+    alone = node_loss_of(NodeLoss(3, 1))
     survived = sum((2 / 3) ** place for place in range(1, 33)) / 32
     assert figure(alone, "still found") == pytest.approx(survived)
     assert figure(alone, "computed again") == pytest.approx(0.5 * (1 - survived))
-    assert figure(node_loss_of(3, 2, 32, 0.5), "computed again") == 0.0
-    assert figure(node_loss_of(1, 1, 4, 0.5), "still found") == 0.0
+    assert "stored anew on the nodes that are left" in alone.conclusion
+    two = node_loss_of(NodeLoss(3, 2))
+    assert figure(two, "computed again") == 0.0
+    assert "one more node lost before that takes 33.3 %" in two.conclusion
+    assert figure(node_loss_of(NodeLoss(3, 2, 2)), "chunks that are gone") == pytest.approx(1 / 3)
+    assert figure(node_loss_of(NodeLoss(1, 1)), "still found") == 0.0
+    assert "until a node is back" in node_loss_of(NodeLoss(1, 1)).conclusion
     with pytest.raises(ConfigError, match="replicas is 3, must be at most the number of nodes, 2"):
-        node_loss_of(2, 3, 1, 0.5)
+        node_loss_of(NodeLoss(2, 3))
+    with pytest.raises(ConfigError, match="lost is 3, must be at most the number of nodes, 2"):
+        node_loss_of(NodeLoss(2, 1, 3))
+
+
+def test_what_is_behind_a_lost_node() -> None:
+    """Host RAM has half of what is lost; a store behind has all of it, and is slower than the one in front
+    but sooner there than computing."""
+    found = NodeLoss(3, 1).found
+    host = node_loss_of(NodeLoss(3, 1), Fallback("host RAM", 0.5))
+    assert figure(host, "computed again") == pytest.approx(0.5 * (1 - found) * 0.5)
+    assert "host RAM has the rest" in host.conclusion
+    slow = Deployment("", MODELS["Llama-3.1-8B"], "H100", measured=PrefillCost(1e-3))
+    prices = Prices(slow, Medium(TierCost(0.0, 10e9), "near"))
+    behind = Fallback("the store behind", 1.0, Medium(TierCost(0.5, 1e9), "far"))
+    answer = node_loss_of(NodeLoss(3, 1), behind, prices)
+    assert figure(answer, "computed again") == 0.0
+    kv, kept = 131_072, round(8192 * found)
+    assert figure(answer, "before") == pytest.approx(8192 * kv / 10e9)
+    assert figure(answer, "after") == pytest.approx(kept * kv / 10e9 + 0.5 + (8192 - kept) * kv / 1e9)
+    assert {"near", "far"} <= set(answer.assumptions)
+    assert "comes from the store behind it, and nothing is computed" in answer.conclusion
+    late = Fallback("the store behind", 1.0, Medium(TierCost(0.5, 1e8), "farther"))
+    assert "is sooner computed" in (slower := node_loss_of(NodeLoss(3, 1), late, prices)).conclusion
+    assert figure(slower, "computed again") == pytest.approx(0.5 * (1 - found))
+    assert figure(slower, "after") == pytest.approx(kept * kv / 10e9 + (8192 - kept) * 1e-3)
+    computed = figure(node_loss_of(NodeLoss(3, 1), prices=prices), "after")
+    assert computed == pytest.approx(kept * kv / 10e9 + (8192 - kept) * 1e-3)
 
 
 def test_where_offload_hides() -> None:
-    """At 10,000 tokens/s the link is nearly idle and a tenth of hits pays; at a hundred times that the link
-    is the limit; where loading is as slow as computing it never pays."""
-    cheap = Throughput(0.025, 0.3, 0.2)
-    answer = offload_of(SMALL, cheap, 10_000, 256)
+    """At 10,000 tokens/s the link is nearly idle and a tenth of hits pays. Each limit is said by its own
+    reason: what GPUs compute, the link, a store, loading, and what storing takes."""
+    answer = offload_of(SMALL, Storing(10_000, MEDIA["host-pcie5"], 0.025, 0.3))
     assert figure(answer, "link to the host") == pytest.approx(1.31072e9 / 47e9)
     assert "Storing pays from 10.4 %" in answer.conclusion
-    assert "The link is the limit" in offload_of(SMALL, cheap, 1_000_000, 256).conclusion
-    assert "never pays" in offload_of(SMALL, Throughput(0.025, 0.3, 1.0), 10_000, 256).conclusion
+    assert (
+        "do not compute so much" in offload_of(SMALL, Storing(1e6, MEDIA["host-pcie5"], 0.0, 1.0)).conclusion
+    )
+    quick = Deployment("", MODELS["Llama-3.1-8B"], "H100", measured=PrefillCost(1e-6))
+    free = Medium(TierCost(0.0, 1e15), "free", True)
+    assert "The link is the limit" in offload_of(quick, Storing(5e5, free, 0.0, 1.0)).conclusion
+    disk = Medium(TierCost(0.0, 1e9), "disk")
+    slow = Deployment("", MODELS["Llama-3.1-8B"], "H100", measured=PrefillCost(3e-4))
+    stored = offload_of(slow, Storing(3000, Medium(TierCost(0.0, 0.5e9), "disk"), 0.025, 0.3))
+    assert figure(stored, "of what the store takes") == pytest.approx(3000 * 131_072 / 0.5e9)
+    assert "The store is the limit: that is 78.6 %" in stored.conclusion
+    assert "loading takes as long" in offload_of(quick, Storing(1000, disk, 0.025, 0.3)).conclusion
+    dear = offload_of(SMALL, Storing(10_000, MEDIA["host-pcie5"], 1.0, 0.3)).conclusion
+    assert "storing takes 100 % of the throughput, and finding every prompt saves 23.9 %" in dear
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from anbar.core.cost import EngineCost, PrefillCost, TierCost, TokenCurve
 from anbar.core.ids import RequestId
+from anbar.plan.node_loss import NodeLoss
 from anbar.sim.engine.chunks import ChunkTable
 from anbar.sim.engine.engine import Engine, Tiers
 from anbar.sim.engine.pace import StepCost
@@ -208,6 +209,33 @@ def test_two_copies_outlive_a_member() -> None:
     assert told["b"].keys["lookup", "error"] > 0
     assert told["a"].keys["load", "hit"] > 0
     assert served.breaker(1) is BreakerState.CLOSED
+
+
+def test_what_a_lost_node_takes_is_what_the_calculator_says_and_is_stored_anew() -> None:
+    """A hundred prefixes of ten chunks, one copy of each on three nodes. With a node dead as much of them is
+    found as `anbar advise ha` says; when each was computed once more, all of them are found again."""
+    members = tuple(part(name) for name in "abc")
+    tier = whole(StoreParts("three", members, Rendezvous(list("abc"), 1)), weighs_loads=False)
+    served, prefixes = Served(tier), range(100)
+    never = Wish(storing=Storing.NEVER)
+
+    def found(wish: Wish) -> float:
+        asked = [served.ask(1, document, 161, wish) for document in prefixes]
+        return sum(request.num_external_hit for request in asked) / (160 * len(prefixes))
+
+    for document in prefixes:
+        served.ask(0, document, 161)
+    assert found(never) == 1.0
+    tier.faults["b"] = StoreFault(StoreFaultKind.DEAD)
+    for document in range(100, 110):  # both engines' breakers open
+        served.ask(0, document, 161)
+        served.ask(1, document, 161)
+    said = NodeLoss(3, 1, num_tokens=160, chunk_tokens=16).found
+    assert said == pytest.approx(0.1966, abs=0.0001)
+    assert found(never) == pytest.approx(said, abs=0.04)
+    for document in prefixes:
+        served.ask(0, document, 161)
+    assert found(never) == 1.0
 
 
 @pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(0.002, 1e9), (0.02, 2e7), (0.05, 1e8), (0.08, 3e7)])

@@ -1,21 +1,17 @@
 """What an engine's steps cost, when nobody has measured it: from its prefill times and the GPUs' figures.
 
 A step reads all weights that it needs once, so a small one is bound by memory; from where computing takes
-longer the prefill's rate holds. Decodes read the KV of their context at the same share of the memory's rate.
-That share, 0.75, is what the H100 estimate of the emulator has (`apps/emulator/default_cost.py`: 16 GB of
-weights at 2.5 of 3.35 TB/s).
+longer the prefill's rate holds. What reading takes is `anbar.plan.decode`'s, for the verdict and for the
+simulator alike.
 """
 
 import math
 
 from anbar.core.cost import CopyCost, EngineCost, TokenCurve
+from anbar.plan.decode import read_s_per_byte, step_s
 from anbar.plan.deployment import Deployment
-from anbar.plan.prefill import weight_bytes_in
 from anbar.plan.weights import weights
 
-_MEMORY_SHARE = 0.75
-_STEP_S = 0.001
-"""Of a step's scheduling and sampling."""
 _COPY_LATENCY_S = 2e-5
 _S_PER_COPY = 3.4e-6
 """As `CopyCost` says of an H100's copy engines."""
@@ -29,16 +25,15 @@ _FAR = 1_000_000
 def step_cost(deployment: Deployment) -> EngineCost:
     """Of one engine. Raises ConfigError as `prefill_of` and `weights` do."""
     prefill, gpu = deployment.prefill.cost, deployment.gpu
-    memory = _MEMORY_SHARE * deployment.num_gpus * gpu.memory_bytes_per_s
-    size, bytes_each = weights(deployment.config), weight_bytes_in(deployment.weight_format)
-    least_s = _STEP_S + min(size.active, size.total) * bytes_each / memory
-    whole_s = _STEP_S + size.total * bytes_each / memory
+    size = weights(deployment.config)
+    least_s = step_s(deployment, min(size.active, size.total))
+    whole_s = step_s(deployment, size.total)
     link = deployment.num_gpus * gpu.host_bytes_per_s
     copy = CopyCost(_COPY_LATENCY_S, _S_PER_COPY, 1 / link)
     return EngineCost(
         tokens=_curve(least_s, whole_s, prefill.overhead_s, prefill.a_s_per_token),
         prefill_s_per_token2=prefill.b_s_per_token2,
-        decode_s_per_kv_byte=1 / memory,
+        decode_s_per_kv_byte=read_s_per_byte(deployment),
         load=copy,
         store=copy,
         copy_delay=_COPY_DELAY,

@@ -6,7 +6,7 @@ import pytest
 
 from anbar.core.errors import ConfigError
 from anbar.plan.catalogue import MODELS
-from anbar.plan.decode import DecodeCost, Load, decode_of
+from anbar.plan.decode import DecodeCost, Load
 from anbar.plan.deployment import Deployment
 from anbar.plan.depths import Depths
 from anbar.plan.facts import Facts
@@ -64,14 +64,6 @@ def test_answers_at_a_time() -> None:
     step_s = decode.step_s + running * 5_000 * decode.s_per_kv_token
     assert running == pytest.approx(2.0 * 100 * step_s / (1 - 2.0 * 0.1))
     assert replace(load, requests_per_s=10.0).running(decode) == float("inf")
-
-
-def test_a_step_reads_the_weights() -> None:
-    """Llama-2-70B's published 37.1 ms on 2 x H100 and 58.6 on 2 x A100 (Splitwise), its weights being those
-    of Llama-3.1-70B but for the vocabulary."""
-    for gpu, published in (("H100", 0.0371), ("A100-80GB", 0.0585)):
-        large = Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], gpu, 2)
-        assert decode_of(large).step_s == pytest.approx(published, rel=0.12)
 
 
 def test_a_verdict_with_all_its_figures() -> None:

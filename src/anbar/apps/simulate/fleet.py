@@ -249,13 +249,18 @@ class FleetSim:
 
     def _start(self, number: int) -> None:
         now_s = self._clock.at_s
-        running = self._workers[number].model.start_step(now_s, min(self._until_s, now_s + self.stride_s))
+        until_s = min(self._until_s, now_s + self.stride_s)
+        running = self._workers[number].model.start_step(now_s, until_s, self._unseen_s())
         if running is None:
             self._busy.discard(number)
         else:
             self._busy.add(number)
             heapq.heappush(self._ends, (running.ends_s, number))
             self._started(running)
+
+    def _unseen_s(self) -> float:
+        """Until when nobody looks at any engine. Not known where a request may come that nobody knows of."""
+        return self._until_s if math.isinf(self.stride_s) else -math.inf
 
     def _started(self, running: RunningStep) -> None:
         """A step began."""

@@ -108,6 +108,9 @@ class _Simulation(FleetSim):
                 self._store.faults[node] = fault
         super()._pass_time(now_s)
 
+    def _unseen_s(self) -> float:
+        return min(super()._unseen_s(), self._recorder.next_s)
+
     def _started(self, running: RunningStep) -> None:
         self._recorder.started(running, self._clock.at_s)
 

@@ -103,6 +103,12 @@ class Connector:
         return bool(self.loads or self.stores or self.copying)
 
     @property
+    def is_only_storing(self) -> bool:
+        """Whether nothing is under way but stores on the shared tier, which may be looked at later."""
+        is_idle = not (self.is_copying or self._behind or self.host.has_events)
+        return is_idle and self.link is not None and self.link.is_only_storing
+
+    @property
     def has_events(self) -> bool:
         """Whether `take_events` would give any."""
         return self.host.has_events or (self.link is not None and self.link.has_events)

@@ -88,6 +88,8 @@ class Engine:
         self._link = self.connector.link if self.connector is not None else None
         self.scheduler = Scheduler(shape, self.pool, self.counters, self.connector)
         self._running: Running | None = None
+        self._starts_s: list[float] = []
+        """Of a stride while chunks are stored: when its steps began, but for the first."""
 
     @property
     def num_running(self) -> int:
@@ -122,11 +124,14 @@ class Engine:
         """The client is gone: end the request, if it is here, without a further output."""
         self.scheduler.abort(request_id)
 
-    def start_step(self, now_s: float, until_s: float = math.inf) -> Running | None:
+    def start_step(
+        self, now_s: float, until_s: float = math.inf, unseen_s: float = -math.inf
+    ) -> Running | None:
         """Plan a step; None when there is nothing to do.
 
         Decode steps that are alike are taken in one stride, of which each ends by `until_s` (the next
-        arrival, say), unless it is the first.
+        arrival, say), unless it is the first. Until `unseen_s` nobody looks at this engine or at its events:
+        by then, they may be taken at once also while chunks are stored, and tell of that when all is over.
         """
         assert self._running is None, "the last step has not been finished"
         if not self.scheduler.has_work:
@@ -135,8 +140,11 @@ class Engine:
         self._tell_time(now_s)
         step = self.scheduler.schedule()
         seconds = self._cost.seconds(step, self.shape)
-        most = self.scheduler.max_repeats(step)
-        if most > 1 and (count := self._repeats(step, most, seconds, until_s - now_s)) > 1:
+        count = self._repeats(step, seconds, until_s - now_s)
+        if count == 1 and until_s > now_s and unseen_s > now_s:
+            self._starts_s = self._while_storing(step, now_s, min(until_s, unseen_s))
+            count += len(self._starts_s)
+        if count > 1:
             self.scheduler.repeat(step, count)
             seconds = self._cost.seconds(step, self.shape)
         if not step.pieces:
@@ -148,6 +156,10 @@ class Engine:
         """The step is over: what it did becomes visible."""
         assert self._running is not None, "no step is under way"
         running, self._running = self._running, None
+        for at_s in self._starts_s:
+            assert self._link is not None, "something is stored"
+            self._link.look(at_s)
+        self._starts_s = []
         self._tell_time(running.ends_s)
         return self.scheduler.finish(running.step)
 
@@ -179,8 +191,9 @@ class Engine:
         wait_s = min(link.next_s - now_s, until_s - now_s, MAX_IDLE_S)
         return max(1, math.ceil(wait_s / IDLE_STEP_S - 1e-6)) * IDLE_STEP_S
 
-    def _repeats(self, step: Step, most: int, seconds: float, limit_s: float) -> int:
-        """The most repeats, up to `most`, that end within `limit_s`; at least one."""
+    def _repeats(self, step: Step, seconds: float, limit_s: float) -> int:
+        """The most repeats that end within `limit_s`; at least one."""
+        most = self.scheduler.max_repeats(step)
         if seconds * most > limit_s:  # no step of a stride is shorter than its first
             most = int(limit_s / seconds) if limit_s > 0 else 1
         while most > 1:
@@ -190,3 +203,18 @@ class Engine:
             most -= 1
         step.num_repeats = 1
         return max(1, most)
+
+    def _while_storing(self, step: Step, now_s: float, until_s: float) -> list[float]:
+        """When those repeats of a step begin that end by `until_s`, up to the first that begins when all
+        stores that are under way are over."""
+        most = self.scheduler.max_repeats(step, storing=True)
+        starts_s: list[float] = []
+        begins_s, last_s = now_s, self._link.last_s if self._link is not None else now_s
+        while begins_s < last_s and step.num_repeats < most:
+            begins_s = now_s + self._cost.seconds(step, self.shape)
+            step.num_repeats += 1
+            if now_s + self._cost.seconds(step, self.shape) > until_s:
+                break
+            starts_s.append(begins_s)
+        step.num_repeats = 1
+        return starts_s

@@ -214,12 +214,15 @@ class Scheduler:
             events += self._connector.take_events()
         return StepResult(tuple(outputs), tuple(events))
 
-    def max_repeats(self, step: Step) -> int:
+    def max_repeats(self, step: Step, *, storing: bool = False) -> int:
         """How many steps like the planned one follow each other, it included, with nothing in between that
-        anybody could see: no admission, no block filled, nobody ready before the last of them."""
-        if not (self.is_quiet and self._is_blocked and step.pieces):
+        anybody could see: no admission, no block filled, nobody ready before the last of them. `storing`:
+        chunks may be stored on the shared tier meanwhile."""
+        if not (self._is_blocked and step.pieces) or self._pool.has_events:
             return 1
-        if self._connector is not None and self._connector.has_work:
+        connector = self._connector
+        is_still = connector is None or not (connector.has_work or connector.has_events)
+        if not (is_still or (storing and connector is not None and connector.is_only_storing)):
             return 1
         block_size, max_len = self._shape.block_size, self._shape.max_model_len
         most = max_len

@@ -48,7 +48,7 @@ from anbar.tier.wish import Storing
 AnyCall = Question | Call
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `step.Piece`
 class _Result:
     """What came of a call; `outcomes` and `ticket` are None when the breaker refused it."""
 
@@ -57,15 +57,18 @@ class _Result:
     evicted: list[bytes]
     ticket: Ticket | None
     seconds: float
+    ended_s: float
+    """0.0 when it was refused: at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `step.Piece`
 class Sent:
     """A call under way."""
 
     call: AnyCall
     asking: Asking
     seconds: float
+    ends_s: float
     ticket: Ticket
     results: list[_Result]
     """Where what came of it goes."""
@@ -106,15 +109,16 @@ class SharedTier:
         asking = Asking(operation, call.scope, chunk_bytes, dict(self.faults), states)
         return asking, self.store.begin(asking, call.keys, self.cost.deadline(operation))
 
-    def submit(self, sent: Sent, ends_s: float) -> None:
-        """What began takes effect at `ends_s`, and is answered then."""
+    def submit(self, sent: Sent) -> None:
+        """What began takes effect when it ends, and is answered then."""
         self._number += 1
-        heapq.heappush(self._due, (ends_s, self._number, sent))
+        heapq.heappush(self._due, (sent.ends_s, self._number, sent))
 
     def advance(self, now_s: float) -> None:
         """Let the calls take effect that have ended by now."""
         while self._due and self._due[0][0] <= now_s:
-            self._end(heapq.heappop(self._due)[-1])
+            ends_s, _, sent = heapq.heappop(self._due)
+            self._end(sent, ends_s)
 
     def finish(self, results: list[_Result], now_s: float) -> None:
         """Like `advance`; and let all calls whose results go there take effect, too, in their order."""
@@ -124,16 +128,17 @@ class SharedTier:
         heapq.heapify(theirs)
         self._due = theirs
         for _, _, sent in sorted(ours, key=lambda due: due[:2]):
-            self._end(sent)
+            self._end(sent, now_s)
 
-    def _end(self, sent: Sent) -> None:
+    def _end(self, sent: Sent, ended_s: float) -> None:
         asking, call = sent.asking, sent.call
         asking.takes_effect = True
         reply = self.store.ask(asking, call.keys, self.cost.deadline(asking.operation))
         gone = asking.evicted
         if self.store.parts():  # gone when no part has it
             gone = [key for key in gone if not self.store.has(call.scope, key)]
-        sent.results.append(_Result(call, reply.outcomes, gone, sent.ticket, sent.seconds))
+        result = _Result(call, reply.outcomes, gone, sent.ticket, sent.seconds, ended_s)
+        sent.results.append(result)
 
 
 class SetClock:
@@ -234,6 +239,16 @@ class SharedLink:
         return bool(self._ends_s) and all_run and not self._is_news
 
     @property
+    def is_only_storing(self) -> bool:
+        """Whether nothing but stores is under way, and all may be looked at later, by `look` for each step
+        that has begun since. Not so where chunks make room for others, since what two engines announce of
+        that has an order, or where a store has parts, whose breakers look at this engine's clock."""
+        tier = self._tier
+        if tier.capacity_bytes is not None or self._parts:
+            return False
+        return all(job.direction is Direction.STORE for job in self._jobs.values())
+
+    @property
     def has_events(self) -> bool:
         """Whether `take_events` would give any."""
         return bool(self._events)
@@ -242,6 +257,11 @@ class SharedLink:
     def next_s(self) -> float:
         """When the next call ends; infinite when none is under way."""
         return self._ends_s[0] if self._ends_s else math.inf
+
+    @property
+    def last_s(self) -> float:
+        """When the last call ends; minus infinity when none is under way."""
+        return max(self._ends_s, default=-math.inf)
 
     def set_time(self, now_s: float) -> None:
         """It is `now_s`."""
@@ -304,8 +324,11 @@ class SharedLink:
         self._tier.advance(self._now.value_s)
         while self._ends_s and self._ends_s[0] <= self._now.value_s:
             heapq.heappop(self._ends_s)
-        results = self._results.copy()
-        self._results.clear()
+        now_s, count = self._now.value_s, len(self._results)
+        if count and self._results[-1].ended_s > now_s:  # looked at later than it was (`look`)
+            count = next(i for i, result in enumerate(self._results) if result.ended_s > now_s)
+        results = self._results[:count]
+        del self._results[:count]
         self._is_news = self._is_news or bool(results)
         for result in results:
             self._settle(result)
@@ -324,6 +347,11 @@ class SharedLink:
             self._lookups.reconsider(request.id)
         for question in self._lookups.take_questions():
             self._submit(question)
+
+    def look(self, at_s: float) -> None:
+        """At `at_s` a step has begun that asked for nothing. It may be later now."""
+        self.set_time(at_s)
+        self.end_plan(())
 
     def clear(self) -> None:
         """The host tier is about to be emptied: wait for what is on its way (its last call's end, here, does
@@ -405,14 +433,14 @@ class SharedLink:
     def _submit(self, call: AnyCall) -> None:
         ticket = self.breaker.admit()
         if ticket is None:
-            self._results.append(_Result(call, None, [], None, 0.0))
+            self._results.append(_Result(call, None, [], None, 0.0, 0.0))
             return
         asking, seconds = self._tier.begin(call, self._chunk_bytes, self._parts)
         lane = self._lanes[None if isinstance(call, Question) else call.direction]
         ends_s = max(self._now.value_s, heapq.heappop(lane)) + seconds
         heapq.heappush(lane, ends_s)
         heapq.heappush(self._ends_s, ends_s)
-        self._tier.submit(Sent(call, asking, seconds, ticket, self._results), ends_s)
+        self._tier.submit(Sent(call, asking, seconds, ends_s, ticket, self._results))
 
     def _settle(self, result: _Result) -> None:
         if result.ticket is not None and result.outcomes is not None:

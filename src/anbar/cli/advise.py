@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from anbar.apps.advise.deployment import OPTIONS
 from anbar.apps.advise.model import read_model
 from anbar.apps.advise.text import as_text
 from anbar.apps.advise.trace import read_trace
@@ -25,7 +26,7 @@ from anbar.plan.calculators import (
     tenant_of,
     tier_read_of,
 )
-from anbar.plan.deployment import Deployment
+from anbar.plan.deployment import Deployment, Impossible
 from anbar.plan.media import MEDIA, medium_named
 from anbar.plan.node_loss import NOTHING, Fallback, NodeLoss, Prices, node_loss_of
 from anbar.plan.reuse_answer import Capacities, reuse_by_tier, reuse_in_tokens
@@ -274,12 +275,18 @@ def _size(option: str, text: str) -> int:
 def _deployment(
     model: str, gpu: str, tp: int, dtype: str, kv_dtype: str | None, cost: Path | None = None
 ) -> Deployment:
+    """Raises ConfigError, which names the option: there is no such model, or it cannot run like that."""
     name, config = read_model(model)
     measured = None
     if cost is not None:
         engine = read_cost_file(cost).cost
         measured = PrefillCost(engine.tokens.s_per_token, engine.prefill_s_per_token2)
-    return Deployment(name, config, gpu, tp, dtype, kv_dtype or "bfloat16", measured)
+    found = Deployment(name, config, gpu, tp, dtype, kv_dtype or "bfloat16", measured)
+    try:
+        found.check()
+    except Impossible as error:
+        raise ConfigError(f"command line {OPTIONS.get(error.field, '--gpu')}: {error.reason}") from error
+    return found
 
 
 def _show(answer: Answer, explain: bool, as_json: bool) -> None:
@@ -287,4 +294,4 @@ def _show(answer: Answer, explain: bool, as_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
         return
     width = shutil.get_terminal_size((110, 24)).columns
-    typer.echo(as_text(answer, max(60, width), with_arithmetic=explain), nl=False)
+    typer.echo(as_text(answer, max(40, width), with_arithmetic=explain), nl=False)

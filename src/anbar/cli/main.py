@@ -1,5 +1,6 @@
 """The `anbar` command. Errors are one readable line; a stack trace only with ANBAR_DEBUG=1."""
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -14,6 +15,8 @@ EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Standard output is a file on a disk that has no room."""
 
 
 def _show_version(asked: bool) -> None:
@@ -55,6 +58,10 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("ANBAR_DEBUG") == "1":
             raise
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or what is left would be written at the end
+            sys.stderr.write(f"anbar: standard output cannot be written: {error.strerror}\n")
+            sys.exit(EXIT_FAILURE)
         text = f"anbar: internal error: {type(error).__name__}: {error}; ANBAR_DEBUG=1 shows where\n"
         sys.stderr.write(text)
         sys.exit(EXIT_INTERNAL)

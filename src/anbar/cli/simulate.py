@@ -61,7 +61,7 @@ def simulate(
         typer.echo(as_csv(report), nl=False)
     else:
         width = shutil.get_terminal_size((110, 24)).columns
-        typer.echo(as_text(report, max(60, width)), nl=False)
+        typer.echo(as_text(report, max(40, width)), nl=False)
 
 
 @contextmanager

@@ -9,14 +9,15 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from anbar.apps.advise.deployment import DeploymentSpec, missing_of, read_deployment, stack_of
+from anbar.apps.advise.deployment import DeploymentSpec, missing_of, read_stack
 from anbar.apps.advise.html import verdict_as_html
 from anbar.apps.advise.pressure import SNIPPET, read_pressure
 from anbar.apps.advise.text import as_text
 from anbar.apps.advise.trace import read_trace
 from anbar.apps.advise.verdict_text import verdict_as_text
-from anbar.apps.advise.write import write_verdict
+from anbar.apps.advise.write import refuse_to_overwrite, write_verdict
 from anbar.core.errors import ConfigError
+from anbar.plan.estimates import notes_of
 from anbar.plan.stack import Stack
 from anbar.plan.verdict import Verdict, verdict_of
 
@@ -125,8 +126,7 @@ def verdict(
 ) -> None:
     """Neither, native or shared: which cache below the GPU pays for the traffic of a log, and why."""
     if metrics is not None:
-        if log is not None or html is not None or write is not None:
-            raise ConfigError("command line --metrics: metrics give no verdict, so there is nothing to write")
+        _refuse_beside_metrics({"a log": log, "--html": html, "--write": write})
         _show_pressure(metrics, minutes, explain, as_json)
         return
     if log is None:
@@ -146,17 +146,25 @@ def verdict(
         "cost": cost,
         "slo_ttft_s": slo,
     }
-    spec = read_deployment(deployment, said)
-    stack = stack_of(spec)
+    spec, stack = read_stack(deployment, said)
+    if write is not None:
+        refuse_to_overwrite(write)
     found = _decided(log, tokenizer, spec, stack, num_simulated)
     if html is not None:
-        _write_page(html, found, stack)
+        _write_page(html, found)
     written = write_verdict(write, found, spec) if write is not None else ()
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
         typer.echo(verdict_as_text(found, _width(), with_arithmetic=explain), nl=False)
         _show_written(*written, *([html] if html is not None else []))
+
+
+def _refuse_beside_metrics(given: dict[str, Path | None]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            text = f"metrics give no verdict; {name} needs one; allowed: one of both"
+            raise ConfigError(f"command line --metrics: {text}")
 
 
 def _show_written(*paths: Path) -> None:
@@ -175,11 +183,12 @@ def _decided(log: Path, tokenizer: str, spec: DeploymentSpec, stack: Stack, num:
 
     given = replace(stack, host_bytes=found.host_bytes) if stack.host_bytes is None else stack
     ran = simulated(read.workload, given, found.choice, num)
+    instead = () if ran.figures else notes_of(found.estimates)
     return msgspec.structs.replace(
         found,
-        figures=(*found.figures, *ran.figures),
+        figures=(*found.figures, *(ran.figures or found.estimates)),
         warnings=(*read.notes, *found.warnings),
-        assumptions=(*found.assumptions, ran.note),
+        assumptions=(*found.assumptions, ran.note, *instead),
     )
 
 
@@ -200,18 +209,12 @@ def _show_pressure(url: str, minutes: int, explain: bool, as_json: bool) -> None
     typer.echo(f"\n{SNIPPET}", nl=False)
 
 
-def _write_page(path: Path, found: Verdict, stack: Stack) -> None:
-    kv = stack.engine.host_bytes_per_token
-    held = {"GPUs": float(stack.pool * stack.num_joined * kv)}
-    if stack.host_bytes:
-        held["host RAM"] = float(stack.host_bytes * stack.num_joined)
-    if stack.store is not None and stack.store.num_bytes:
-        held["store"] = float(stack.store.num_bytes)
+def _write_page(path: Path, found: Verdict) -> None:
     try:
-        path.write_text(verdict_as_html(found, held), encoding="utf-8")
+        path.write_text(verdict_as_html(found), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _width() -> int:
-    return max(60, shutil.get_terminal_size((110, 24)).columns)
+    return max(40, shutil.get_terminal_size((110, 24)).columns)

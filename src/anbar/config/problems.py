@@ -110,7 +110,8 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than_equal": lambda ctx: f"at least {ctx['ge']}",
     "less_than_equal": lambda ctx: f"at most {ctx['le']}",
     "string_too_short": lambda ctx: "not empty",
-    "too_short": lambda ctx: f"at least {ctx['min_length']} item",
+    "too_short": lambda ctx: f"at least {ctx['min_length']} item{'s' * (ctx['min_length'] > 1)}",
+    "multiple_of": lambda ctx: f"multiples of {ctx['multiple_of']:g}",
     "enum": lambda ctx: ctx["expected"].replace("'", "").replace(" or ", ", "),
     "string_pattern_mismatch": lambda ctx: f"text of the form {ctx['pattern']}",
 }

@@ -34,9 +34,11 @@ _SCALES = {
 def in_words(value: float, unit: str) -> str:
     """With three digits, in the largest unit that it reaches: 671 MB, 1.2 ms, 12.5 %."""
     if value in (float("inf"), float("-inf")):
+        if unit != "share":
+            return "without end"
         return "never" if value > 0 else "always"
     if unit == "share":
-        return f"{100 * value:.3g} %"
+        return f"{100 * value:.3g} %" if abs(value) < 10 else f"{100 * value:,.0f} %"
     if unit in ("count", "tokens", "tokens/s"):
         number = f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
         return number if unit == "count" else f"{number} {unit}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from anbar.plan.answer import Answer, Figure, in_words
 from anbar.plan.break_even import Tenant, Throughput, bandwidth_needed, length_needed
-from anbar.plan.deployment import ACTIVATION_BYTES, USABLE_SHARE, Deployment
+from anbar.plan.deployment import Deployment
 from anbar.plan.kv_size import KvSize
 from anbar.plan.media import Medium
 
@@ -20,7 +20,7 @@ def kv_size_of(deployment: Deployment, num_tokens: int) -> Answer:
     figures = [
         Figure("KV of one token", size.bytes_per_token, "bytes", _layers(size)),
         Figure(f"KV of {asked}", needed, "bytes", _kv_arithmetic(size, num_tokens)),
-        Figure("left for KV on the GPUs", pool, "bytes", _pool_arithmetic(deployment)),
+        Figure("left for KV on the GPUs", pool, "bytes", deployment.pool_arithmetic),
     ]
     kept = f"{pool:,} / {_each_rank(deployment)}"
     if size.windowed_bytes:
@@ -62,13 +62,6 @@ def _each_rank(deployment: Deployment) -> str:
 
 
 _POOL_NOTE = "the room for KV is an estimate: vLLM logs the true number of tokens when it starts"
-
-
-def _pool_arithmetic(deployment: Deployment) -> str:
-    return (
-        f"{deployment.num_gpus} x ({USABLE_SHARE} x {deployment.gpu.memory_bytes / 1e9:g} GB - "
-        f"{ACTIVATION_BYTES / 1e9:g} GB) - {deployment.weight_bytes / 1e9:.4g} GB of weights"
-    )
 
 
 def break_even_of(deployment: Deployment, medium: Medium, chunk_tokens: int) -> Answer:
@@ -161,7 +154,7 @@ def tenant_of(
             "prefixes like it that the GPUs hold",
             deployment.pool_tokens / tokens,
             "count",
-            f"({_pool_arithmetic(deployment)}) / ({_each_rank(deployment)} x {tokens:,})",
+            f"({deployment.pool_arithmetic}) / ({_each_rank(deployment)} x {tokens:,})",
         ),
         Figure(
             "tokens not computed an hour, at most", tokens * per_hour, "tokens", f"{tokens:,} x {per_hour:g}"

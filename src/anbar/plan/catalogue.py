@@ -25,22 +25,42 @@ def _config(hidden: int, inter: int, layers: int, heads: int, kv_heads: int, **m
     }
 
 
-_LLAMA3 = {"vocab_size": 128_256}
-_QWEN = {"vocab_size": 151_936}
-_QWEN25 = {"vocab_size": 152_064}
-_GPT_OSS = {"vocab_size": 201_088, "head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128}
+_LONG = {"max_position_embeddings": 131_072}
+"""Qwen's with YaRN, as their makers describe."""
+_SHORT = {"max_position_embeddings": 32_768}
+_LLAMA3 = {"vocab_size": 128_256, **_LONG}
+_QWEN = {"vocab_size": 151_936, **_LONG}
+_QWEN25 = {"vocab_size": 152_064, **_LONG}
+_GPT_OSS = {
+    "vocab_size": 201_088,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "quantization_config": {"quant_method": "mxfp4"},
+    **_LONG,
+}
 _HALF_WINDOWED = ["sliding_attention", "full_attention"]
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
-    "SmolLM2-135M": _config(576, 1536, 30, 9, 3, head_dim=64, vocab_size=49_152, tie_word_embeddings=True),
+    "SmolLM2-135M": _config(
+        576,
+        1536,
+        30,
+        9,
+        3,
+        head_dim=64,
+        vocab_size=49_152,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    ),
     "Llama-3.2-1B": _config(2048, 8192, 16, 32, 8, head_dim=64, tie_word_embeddings=True, **_LLAMA3),
     "Llama-3.2-3B": _config(3072, 8192, 28, 24, 8, tie_word_embeddings=True, **_LLAMA3),
     "Llama-3.1-8B": _config(4096, 14_336, 32, 32, 8, **_LLAMA3),
     "Llama-3.1-70B": _config(8192, 28_672, 80, 64, 8, **_LLAMA3),
-    "Mistral-7B": _config(4096, 14_336, 32, 32, 8, vocab_size=32_768),
-    "Mistral-Small-24B": _config(5120, 32_768, 40, 32, 8, vocab_size=131_072),
+    "Mistral-7B": _config(4096, 14_336, 32, 32, 8, vocab_size=32_768, **_SHORT),
+    "Mistral-Small-24B": _config(5120, 32_768, 40, 32, 8, vocab_size=131_072, **_SHORT),
     "Mixtral-8x7B": _config(
-        4096, 14_336, 32, 32, 8, vocab_size=32_000, num_local_experts=8, num_experts_per_tok=2
+        4096, 14_336, 32, 32, 8, vocab_size=32_000, num_local_experts=8, num_experts_per_tok=2, **_SHORT
     ),
     "Qwen2.5-7B": _config(3584, 18_944, 28, 28, 4, **_QWEN25),
     "Qwen2.5-32B": _config(5120, 27_648, 64, 40, 8, **_QWEN25),
@@ -76,6 +96,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 8,
         "first_k_dense_replace": 3,
         "vocab_size": 129_280,
+        "max_position_embeddings": 163_840,
+        "quantization_config": {"quant_method": "fp8"},
     },
 }
 

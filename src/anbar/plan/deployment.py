@@ -9,13 +9,28 @@ from anbar.core.errors import ConfigError
 from anbar.plan.answer import in_words
 from anbar.plan.catalogue import Gpu, gpu_named
 from anbar.plan.kv_size import KvSize, kv_copies, kv_size
-from anbar.plan.prefill import Prefill, prefill_of, weight_bytes_in
+from anbar.plan.model_config import text_model
+from anbar.plan.prefill import FORMATS, Prefill, prefill_of, weight_bytes_in
 from anbar.plan.weights import weights
 
 USABLE_SHARE = 0.9
 """Of a GPU's memory: vLLM's default for --gpu-memory-utilization (0.9 up to 0.18; since then 0.92)."""
 ACTIVATION_BYTES = 2 * 10**9
 """What a step's tensors and CUDA graphs take of each GPU, roughly."""
+
+
+MAX_HOST_BYTES = 64 * 10**12
+"""More than any machine has: a slip of the unit."""
+
+
+class Impossible(ConfigError):
+    """A deployment that cannot be. `field` says what of it, in the words of a deployment file, for whoever
+    knows under which key or option that was given; `reason` is the rest of the sentence."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +87,81 @@ class Deployment:
     def kv_pool_bytes(self) -> int:
         """What is left for KV on all GPUs, an estimate; vLLM logs the true number of tokens when it starts.
 
-        Raises ConfigError: the weights do not fit."""
+        Raises Impossible: the weights do not fit."""
         each = USABLE_SHARE * self.gpu.memory_bytes - ACTIVATION_BYTES
         pool = round(self.num_gpus * each - self.weight_bytes)
         if pool <= 0:
-            raise ConfigError(
+            raise Impossible(
+                "gpu",
                 f"the weights ({in_words(self.weight_bytes, 'bytes')}) do not fit on "
-                f"{self.num_gpus} x {self.gpu_name}: take more GPUs or a smaller format"
+                f"{self.num_gpus} x {self.gpu_name}: take more GPUs or a smaller format{self._own_format}",
             )
         return pool
+
+    @property
+    def pool_arithmetic(self) -> str:
+        """Of `kv_pool_bytes`, with the numbers put in."""
+        return (
+            f"{self.num_gpus} x ({USABLE_SHARE} x {self.gpu.memory_bytes / 1e9:g} GB - "
+            f"{ACTIVATION_BYTES / 1e9:g} GB) - {self.weight_bytes / 1e9:.4g} GB of weights"
+        )
+
+    @property
+    def _own_format(self) -> str:
+        """That of the makers' own checkpoint, where it is a smaller one."""
+        stored = self.config.get("quantization_config")
+        name = str(stored.get("quant_method", "")) if isinstance(stored, Mapping) else ""
+        if FORMATS.get(name, FORMATS[self.weight_format]) >= FORMATS[self.weight_format]:
+            return ""
+        size = in_words(weights(self.config).total * FORMATS[name], "bytes")
+        return f"; the model's own checkpoint is in {name} ({size})"
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Of a prompt with its answer: the model's context. None: its config.json does not say."""
+        model = text_model(self.config)
+        scaling = model.get("rope_scaling") or model.get("rope_parameters")
+        said = [model.get("max_position_embeddings")]
+        if isinstance(scaling, Mapping):
+            original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+            if isinstance(original, int) and isinstance(factor, int | float):
+                said.append(int(original * factor))
+        return max((length for length in said if isinstance(length, int)), default=None)
+
+    @property
+    def most_pool_tokens(self) -> int | None:
+        """Tokens whose KV the GPUs could hold with nothing but weights beside it, layers with a window left
+        out: no engine has a larger pool. None: there is no such layer."""
+        each = self.held.full_bytes
+        room = self.num_gpus * self.gpu.memory_bytes - self.weight_bytes
+        return room // each if each else None
+
+    def check(self, pool_tokens: int | None = None, host_bytes: int | None = None) -> None:
+        """Raises Impossible, which names the field: vLLM would not start like that, or no machine is.
+
+        `pool_tokens`, `host_bytes`: what somebody has said of the GPUs' room for KV and of RAM."""
+        _ = self.kv_pool_bytes
+        model, num = text_model(self.config), self.num_gpus
+        heads, kv_heads = model["num_attention_heads"], model.get("num_key_value_heads")
+        if heads % num:
+            fits = ", ".join(str(size) for size in range(1, min(64, heads) + 1) if heads % size == 0)
+            raise Impossible("tensor_parallel", f"is {num}, and the model has {heads} heads; allowed: {fits}")
+        if kv_heads and not model.get("kv_lora_rank") and max(kv_heads, num) % min(kv_heads, num):
+            allowed = f"a divisor or a multiple of its {kv_heads} KV heads"
+            raise Impossible("tensor_parallel", f"is {num}; allowed of this model: {allowed}")
+        most = self.most_pool_tokens
+        if pool_tokens is not None and most is not None and pool_tokens > most:
+            text = f"is {pool_tokens:,}; {num} x {self.gpu_name} hold at most {most:,} beside the weights"
+            raise Impossible("pool_tokens", text)
+        if host_bytes is not None and host_bytes > MAX_HOST_BYTES:
+            most_words = in_words(MAX_HOST_BYTES, "bytes")
+            raise Impossible("ram", f"is {in_words(host_bytes, 'bytes')} an engine; allowed: {most_words}")
+
+    def check_length(self, num_tokens: int) -> None:
+        """Raises Impossible: the model's context is shorter."""
+        if self.max_tokens is not None and num_tokens > self.max_tokens:
+            text = f"is {num_tokens:,}; the model's context has {self.max_tokens:,} (max_position_embeddings)"
+            raise Impossible("tokens", text)
 
     @property
     def device_bytes_per_token(self) -> int:

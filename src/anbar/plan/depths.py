@@ -47,6 +47,12 @@ class Depths:
             starts.append(len(found))
         return cls(np.array(found, np.int64), np.array(starts, np.int64), size * step)
 
+    def stretched(self, factor: float) -> "Depths":
+        """As if everything came again after `factor` times as much else."""
+        again = self.distances != _NEVER
+        longer = np.where(again, np.ceil(np.where(again, self.distances, 0) * factor), _NEVER)
+        return Depths(longer.astype(np.int64), self.starts, self.step_tokens)
+
     def found(self, capacity_tokens: float) -> Tokens:
         """Tokens of each prompt that an LRU of so many tokens would have held."""
         held = self.distances <= min(capacity_tokens / self.step_tokens, _NEVER - 1)

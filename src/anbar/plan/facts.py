@@ -10,17 +10,27 @@ from anbar.plan.stack import Stack
 
 MIN_GAIN = 0.02
 """Of an engine's time. Less is within what storing costs from one load to another."""
-_FIRST_TOKEN = 0.9
+FIRST_TOKEN = 0.9
 """A tier that gains no time pays if the mean time to first token falls to this,"""
-_FIRST_TOKEN_S = 0.02
+FIRST_TOKEN_S = 0.02
 """and by so much,"""
-_MOST_LOST = -0.03
+MOST_LOST = -0.03
 """and no more of the engine's time is lost."""
-_NEARLY_ALL = 0.95
+NEARLY_ALL = 0.95
+"""Of what any RAM would gain: the least that does so is advised."""
 _SIZES = 32
 _MAX_TOKENS = 1_048_576
 _WINDOWS = 20
 _GB = 10**9
+
+
+def pays(gain: float, before_s: float, after_s: float) -> bool:
+    """By time alone: hits count for nothing. `gain`: requests served at most, over those without, less 1;
+    `before_s`, `after_s`: mean times to first token on an engine that nobody waits for."""
+    if gain >= MIN_GAIN and after_s <= before_s * (1.0 + MIN_GAIN):
+        return True
+    is_sooner = after_s <= FIRST_TOKEN * before_s and before_s - after_s >= FIRST_TOKEN_S
+    return is_sooner and gain >= MOST_LOST
 
 
 class Facts:
@@ -69,13 +79,9 @@ class Facts:
         return than.engine_s / option.engine_s - 1.0
 
     def pays(self, option: Option, than: Option) -> bool:
-        """By time alone: hits count for nothing."""
-        gain = self.gain(option, than)
+        """Whether it is worth having, by the rule of `pays`."""
         before, after = float(than.first_token_s.mean()), float(option.first_token_s.mean())
-        if gain >= MIN_GAIN and after <= before * (1.0 + MIN_GAIN):
-            return True
-        is_sooner = after <= _FIRST_TOKEN * before and before - after >= _FIRST_TOKEN_S
-        return is_sooner and gain >= _MOST_LOST
+        return pays(self.gain(option, than), before, after)
 
     @cached_property
     def working_set(self) -> float:
@@ -97,7 +103,7 @@ class Facts:
         return next(
             size
             for size, option in paying
-            if self.neither.engine_s - option.engine_s >= min(_NEARLY_ALL * most, most)
+            if self.neither.engine_s - option.engine_s >= min(NEARLY_ALL * most, most)
         )
 
     @property
@@ -107,13 +113,14 @@ class Facts:
 
     @cached_property
     def break_even(self) -> float | None:
-        """Working set over what the devices hold, from which on host RAM gains time; None: it never does."""
+        """The largest pool, in tokens of all engines whose caches count as one, at which host RAM gains time;
+        None: it never does."""
         joined, host = self.stack.num_joined, self.stack.host_tokens
         for size in reversed(self.options.own.capacities(_SIZES)):
             pool = max(1.0, size / joined - 1)
             without = self.options.with_pool(pool)
             if host > pool and self.options.native(host, pool).engine_s <= without.engine_s:
-                return self.working_set / (pool * joined)
+                return pool * joined
         return None
 
     @cached_property

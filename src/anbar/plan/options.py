@@ -44,13 +44,16 @@ class Options:
         self.prompt = np.array([asked.num_prompt for asked in workload.requests], np.int64)
         self.answer = np.array([asked.num_answer for asked in workload.requests], np.int64)
         self._depths: dict[int, Depths] = {}
+        self._stretch = 1.0
+        self._stretched: dict[int, Depths] = {}
         self._prefill = stack.engine.prefill.cost
         self._kv = stack.engine.host_bytes_per_token
 
-    def but(self, stack: Stack) -> "Options":
-        """The same workload on another stack; what was read of it is not read again."""
+    def but(self, stack: Stack, stretch: float = 1.0) -> "Options":
+        """The same workload on another stack; what was read of it is not read again. `stretch`: everything
+        comes again after so many times as much else."""
         other = Options(self.workload, stack, self.decode)
-        other._depths = self._depths
+        other._depths, other._stretch = self._depths, stretch
         return other
 
     @property
@@ -67,7 +70,11 @@ class Options:
     def _of_caches(self, num: int) -> Depths:
         if num not in self._depths:
             self._depths[num] = Depths.of(self.workload, num)
-        return self._depths[num]
+        if self._stretch == 1.0:
+            return self._depths[num]
+        if num not in self._stretched:
+            self._stretched[num] = self._depths[num].stretched(self._stretch)
+        return self._stretched[num]
 
     def computed(self, found: Tokens) -> Seconds:
         """Seconds to compute what was not found; a prompt's last token always is."""
@@ -170,6 +177,17 @@ class Options:
         found = self.own.found(self.stack.pool * self.stack.num_joined)
         prefill_s = float(self.computed(found).mean())
         return Load(rate, prefill_s, float(self.answer.mean()), self.context)
+
+    @cached_property
+    def too_long(self) -> int:
+        """Requests whose prompt and answer no engine's pool holds."""
+        return int((self.prompt + self.answer > self.stack.pool).sum())
+
+    @cached_property
+    def beyond_context(self) -> int:
+        """Requests that are longer than the model's context."""
+        most = self.stack.engine.max_tokens
+        return 0 if most is None else int((self.prompt + self.answer > most).sum())
 
     def utilisation(self, option: Option) -> float | None:
         """Share of what the engines can do at most; above 1 they cannot. None: nobody said how often requests

@@ -8,11 +8,13 @@ from anbar.plan.answer import in_words
 from anbar.plan.facts import MIN_GAIN, Facts
 from anbar.plan.options import Option
 
-_OVERLOADED = 0.95
+OVERLOADED = 0.95
 """Of what engines can do at most: beyond, requests wait for each other whatever the cache holds."""
 _TOO_SMALL = 1.5
 """Requests that want to run, over what the pool holds: up to here preemptions come and go and loading what
 was preempted is a cure; beyond, most requests wait for room."""
+_MANY = 0.01
+"""Of requests that cannot run, from which on a log is not one of these engines."""
 _POINT = 0.01
 _NEAR = 0.95
 _WAITS = 5.0
@@ -30,6 +32,7 @@ class Kind(StrEnum):
     """Reasons by name."""
 
     BELOW_CHUNK = "below_chunk"
+    TOO_LONG = "too_long"
     OVERLOAD = "overload"
     POOL_TOO_SMALL = "pool_too_small"
     NO_REUSE = "no_reuse"
@@ -89,9 +92,12 @@ def _wrong(facts: Facts) -> tuple[Reason, ...]:
             f"chunk ({stack.chunk_tokens} tokens; the longest prompt has {longest:,}): nothing is stored"
         )
         return (Reason(Kind.BELOW_CHUNK, text),)
+    cannot = _cannot_run(facts)
+    if cannot:
+        return cannot
     used = [facts.options.utilisation(option) for option in _all(facts)]
     least = min((share for share in used if share is not None), default=0.0)
-    if least > _OVERLOADED:
+    if least > OVERLOADED:
         text = (
             f"engines are asked for {in_words(used[0] or 0.0, 'share')} of what they can do, and for "
             f"{in_words(least, 'share')} with the best cache: requests wait for each other, not for the "
@@ -100,6 +106,28 @@ def _wrong(facts: Facts) -> tuple[Reason, ...]:
         return (Reason(Kind.OVERLOAD, text),)
     if facts.at_once > _TOO_SMALL * stack.pool:
         return (_too_small(facts),)
+    return ()
+
+
+def _cannot_run(facts: Facts) -> tuple[Reason, ...]:
+    """Requests that no engine takes, and more engines would not."""
+    options, most = facts.options, facts.stack.engine.max_tokens
+    longest, num = int((options.prompt + options.answer).max()), len(options.prompt)
+    if most is not None and options.beyond_context > _MANY * num:
+        text = (
+            f"{options.beyond_context:,} of {num:,} requests are longer than the model's context "
+            f"({most:,} tokens; the longest needs {longest:,}): vLLM refuses them. This log is of another "
+            "model, or config.json needs the rope scaling that it was served with"
+        )
+        return (Reason(Kind.TOO_LONG, text),)
+    if options.too_long > _MANY * num:
+        text = (
+            f"{options.too_long:,} of {num:,} requests need more KV than an engine's pool holds "
+            f"({facts.stack.pool:,} tokens; the longest request needs {longest:,}): none of them can run, on "
+            "however many engines. A larger pool first (KV in FP8, more or larger GPUs in an engine, smaller "
+            "weights)"
+        )
+        return (Reason(Kind.POOL_TOO_SMALL, text),)
     return ()
 
 
@@ -260,7 +288,10 @@ def _against_store(facts: Facts) -> Reason:
     copy_s = engine.stored.bytes_of(facts.found_length) / cost.bytes_per_s
     waits = store.round_trip_s + store.lookup_s + cost.latency_s
     if waits > copy_s:
-        text = f"the store ({store.name}) is {in_words(waits, 's')} away: {mean}; {typical}"
+        text = (
+            f"the store ({store.name}) takes {in_words(waits, 's')} before the first byte, lookup and load "
+            f"together: {mean}; {typical}"
+        )
         return Reason(Kind.ROUND_TRIPS, text)
     need = engine.stored.bytes_of(facts.found_length) / engine.prefill.cost.seconds(facts.found_length)
     text = (

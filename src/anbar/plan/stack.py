@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from anbar.plan.answer import in_words
 from anbar.plan.catalogue import GEN4_BYTES_PER_S
-from anbar.plan.deployment import Deployment
+from anbar.plan.deployment import Deployment, Impossible
 from anbar.plan.media import MEDIA, Medium
 
 NATIVE_OVERHEAD = 0.025
@@ -61,6 +62,20 @@ class Stack:
     """An LMCache server is there already."""
     native_overhead: float = NATIVE_OVERHEAD
     shared_overhead: float = SHARED_OVERHEAD
+
+    def check(self) -> None:
+        """Raises Impossible, which names the field."""
+        self.engine.check(self.pool_tokens, self.host_bytes)
+        chunk = self.chunk_tokens * self.engine.host_bytes_per_token
+        sizes = {"ram": self.host_bytes, "store": None if self.store is None else self.store.num_bytes}
+        for field, num_bytes in sizes.items():
+            if num_bytes is not None and num_bytes < chunk and (num_bytes or field == "store"):
+                none = "0 for none, or " if field == "ram" else ""
+                raise Impossible(
+                    field,
+                    f"is {num_bytes:,} bytes; allowed: {none}at least one chunk of {self.chunk_tokens} "
+                    f"tokens, {in_words(chunk, 'bytes')}; sizes have units, such as 100GB",
+                )
 
     @property
     def pool(self) -> int:

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import msgspec
 
-from anbar.plan.answer import Figure
+from anbar.plan.answer import Figure, in_words
+from anbar.plan.capacities import Capacity, capacities_of
+from anbar.plan.confidence import STRUCTURAL, Doubt, level, log_doubts
+from anbar.plan.estimates import estimated
 from anbar.plan.facts import Facts
 from anbar.plan.options import Options
 from anbar.plan.reasons import Choice, Kind, Reason, decide
 from anbar.plan.stack import Stack
-from anbar.plan.verdict_figures import Tenant, figures_of, tenants_of
+from anbar.plan.verdict_figures import Tenant, figures_of, tenants_of, to_give
 from anbar.plan.verdict_notes import assumptions_of, prefers_lmcache, warnings_of
 from anbar.plan.workload import Workload
 
-_FEW_REQUESTS = 200
-_SHORT_S = 600.0
-_STRUCTURAL = frozenset({Kind.BELOW_CHUNK, Kind.OVERLOAD, Kind.POOL_TOO_SMALL, Kind.HOST_BELOW_POOL})
 _POINTS = 40
 
 
@@ -44,6 +44,10 @@ class Verdict(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...]
     """The main one first."""
     figures: tuple[Figure, ...]
+    estimates: tuple[Figure, ...]
+    """Of queues and preemptions, by formulas: for whoever has not simulated them."""
+    capacities: tuple[Capacity, ...]
+    """What GPUs, host RAM and store would have found, and sizes between them."""
     curve: tuple[CurvePoint, ...]
     tenants: tuple[Tenant, ...]
     """Who saves most, by what was chosen; empty when nobody is told apart."""
@@ -62,7 +66,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdict_of(workload: Workload, stack: Stack, missing: tuple[str, ...] = ()) -> Verdict:
-    """Raises ConfigError when the deployment is impossible."""
+    """Raises Impossible when the deployment is."""
+    stack.check()
     options = Options(workload, stack)
     if stack.host_bytes is None:
         wanted = Facts(options).advised_bytes
@@ -70,29 +75,25 @@ def verdict_of(workload: Workload, stack: Stack, missing: tuple[str, ...] = ()) 
     facts = Facts(options)
     choice, reasons = decide(facts)
     changes = tuple(_changes(options, choice))
-    doubts = (*_doubts(facts, stack, reasons[0]), *(f"{c.what}: {c.choice}" for c in changes if _is_near(c)))
+    near = (Doubt(f"{change.what}: {change.choice}") for change in changes if _is_near(change))
+    doubts = (*_doubts(facts, stack, choice, reasons[0]), *near)
     return Verdict(
         choice=choice,
         reasons=reasons,
         figures=figures_of(facts, choice),
+        estimates=tuple(estimated(facts, choice)),
+        capacities=capacities_of(facts),
         curve=tuple(_curve(facts)),
         tenants=tenants_of(facts, choice),
-        host_bytes=_to_give(facts, choice),
-        confidence=("high", "medium", "low")[min(2, len(doubts))],
-        doubts=doubts,
+        host_bytes=to_give(facts, choice),
+        confidence=level(doubts),
+        doubts=tuple(doubt.text for doubt in doubts),
         changes=changes,
         lmcache=prefers_lmcache(facts, choice),
         warnings=warnings_of(facts, choice),
         missing=missing,
         assumptions=assumptions_of(facts, said_host=stack.host_bytes is not None),
     )
-
-
-def _to_give(facts: Facts, choice: Choice) -> int:
-    if choice is Choice.NEITHER:
-        return 0
-    given = facts.stack.host_bytes or 0
-    return min(given, facts.advised_bytes) or given
 
 
 def _curve(facts: Facts) -> Iterator[CurvePoint]:
@@ -102,19 +103,18 @@ def _curve(facts: Facts) -> Iterator[CurvePoint]:
         yield CurvePoint(tokens, tokens * kv, found)
 
 
-def _doubts(facts: Facts, asked: Stack, main: Reason) -> Iterator[str]:
+def _doubts(facts: Facts, asked: Stack, choice: Choice, main: Reason) -> Iterator[Doubt]:
     """Why the verdict may be wrong."""
-    requests, span_s = facts.options.workload.requests, facts.options.workload.span_s
-    if len(requests) < _FEW_REQUESTS:
-        yield f"the log has only {len(requests)} requests: what comes again later is not in it"
-    elif 0.0 < span_s < _SHORT_S and asked.concurrency is None:
-        yield f"the log is only {span_s:.0f} s long: what comes again later is not in it"
+    yield from log_doubts(facts, choice, main, are_times_real=asked.concurrency is None)
     if not asked.engine.prefill.is_sure:
-        yield "prefill times of this model are known within a factor of two or so: `anbar calibrate` measures"
-    if asked.host_bytes is None and main.kind not in _STRUCTURAL:
-        yield "how much host RAM there is was not said"
+        text = (
+            "prefill times of this model are known within a factor of two or so: `anbar calibrate` measures"
+        )
+        yield Doubt(text)
+    if asked.host_bytes is None and main.kind not in STRUCTURAL:
+        yield Doubt("how much host RAM there is was not said")
     if main.kind is Kind.PREEMPTIONS:
-        yield "how many requests are preempted is not known from a log"
+        yield Doubt("how many requests are preempted is not known from a log")
 
 
 _NEAR = ("the pool 20 % ", "prefill 20 % ")
@@ -127,14 +127,19 @@ def _is_near(change: Change) -> bool:
 
 def _changes(options: Options, choice: Choice) -> Iterator[Change]:
     """What was tried, where it leads to another verdict."""
-    for what, stack in _alternatives(options):
-        facts = Facts(options.but(stack))
-        other, reasons = decide(facts)
+    for what, tried in _alternatives(options):
+        other, reasons = decide(Facts(tried))
         if other is not choice:
             yield Change(what, other, reasons[0].kind)
 
 
-def _alternatives(options: Options) -> Iterator[tuple[str, Stack]]:
+def _alternatives(options: Options) -> Iterator[tuple[str, Options]]:
+    yield from ((what, options.but(stack)) for what, stack in _other_stacks(options))
+    for change, factor in (("smaller", 0.8), ("larger", 1.2)):
+        yield f"a working set 20 % {change}", options.but(options.stack, factor)
+
+
+def _other_stacks(options: Options) -> Iterator[tuple[str, Stack]]:
     stack = options.stack
     for change, factor in (("smaller", 0.8), ("larger", 1.2)):
         yield f"the pool 20 % {change}", replace(stack, pool_tokens=int(stack.pool * factor))
@@ -147,9 +152,7 @@ def _alternatives(options: Options) -> Iterator[tuple[str, Stack]]:
             overhead_s=cost.overhead_s * factor,
         )
         yield f"prefill 20 % {change}", replace(stack, engine=replace(stack.engine, measured=scaled))
-    wanted = Facts(options).advised_bytes
-    if wanted > (stack.host_bytes or 0):
-        yield f"host RAM of {wanted // 10**9:,} GB an engine", replace(stack, host_bytes=wanted)
+    yield from _other_ram(options)
     yield "a pool twice as large", replace(stack, pool_tokens=2 * stack.pool)
     yield "twice as many engines", replace(stack, num_engines=2 * stack.num_engines)
     if stack.concurrency is not None and stack.concurrency > 1:
@@ -164,6 +167,17 @@ def _alternatives(options: Options) -> Iterator[tuple[str, Stack]]:
     if store is not None and not store.medium.for_each_gpu:
         faster = replace(store.medium, cost=replace(store.medium.cost, bytes_per_s=4 * _rate(stack)))
         yield "a store four times as fast", replace(stack, store=replace(store, medium=faster))
+
+
+def _other_ram(options: Options) -> Iterator[tuple[str, Stack]]:
+    """More, as far as that pays, and less: what comes in a cycle is found whole or not at all."""
+    stack, given = options.stack, options.stack.host_bytes or 0
+    wanted = Facts(options).advised_bytes
+    if wanted > given:
+        yield f"host RAM of {in_words(wanted, 'bytes')} an engine", replace(stack, host_bytes=wanted)
+    for factor in (0.8, 0.5) if given else ():
+        less = int(given * factor)
+        yield f"host RAM of {in_words(less, 'bytes')} an engine", replace(stack, host_bytes=less)
 
 
 def _rate(stack: Stack) -> float:

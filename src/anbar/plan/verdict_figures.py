@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 
+from anbar.plan import verdict_arithmetic as how_of
 from anbar.plan.answer import Figure, in_words
 from anbar.plan.facts import Facts, Written
 from anbar.plan.options import Option
@@ -43,7 +43,7 @@ def figures_of(facts: Facts, choice: Choice) -> tuple[Figure, ...]:
         *_found(facts, options),
         *_avoided(facts, options, choice),
         *_times(facts, options),
-        *_limits(facts),
+        *_limits(facts, choice),
         *_costs(facts),
     )
 
@@ -87,30 +87,41 @@ def _avoided(facts: Facts, options: dict[str, Option], choice: Choice) -> Iterat
     how = f"with {name}, beyond what the GPUs find"
     yield Figure("prefills avoided or shortened", int((more > 0).sum()), "count", f"{how}: requests")
     yield Figure("prompt tokens not computed", int(more.sum()), "tokens", how)
+    before, after = (
+        float(facts.options.computed(found).sum()) for found in (facts.neither.found, option.found)
+    )
     loads = float(option.load_s.sum())
+    spent = f"{in_words(before, 's')} - {in_words(after, 's')} of computing prompts"
     yield Figure(
-        "GPU time not spent on them", float(saved.sum()), "s", f"{how}; {in_words(loads, 's')} of loading"
+        "GPU time not spent on them",
+        float(saved.sum()),
+        "s",
+        f"{spent}, {how}; {in_words(loads, 's')} of loading are not taken off",
     )
 
 
 def _times(facts: Facts, options: dict[str, Option]) -> Iterator[Figure]:
-    load = facts.options.load
+    stack, num = facts.stack, len(facts.options.prompt)
     for name, option in options.items():
-        times = option.first_token_s
-        how = f"p90 {in_words(float(np.percentile(times, 90)), 's')}: computing and loading, nobody waits"
-        yield Figure(f"mean time to first token, {name}", float(times.mean()), "s", how)
+        how = how_of.first_token(facts, option)
+        yield Figure(f"mean time to first token, {name}", float(option.first_token_s.mean()), "s", how)
+    yield Figure("time of engines for answers", facts.options.decode_s, "s", how_of.answers(facts))
+    for name, option in options.items():
+        overhead = stack.shared_overhead if name == "shared" else stack.native_overhead
+        how = how_of.engine_time(facts, option, overhead)
+        yield Figure(f"time of engines, {name}", option.engine_s, "s", how)
     for name, option in options.items():
         used = facts.options.utilisation(option)
-        if used is not None and load is not None:
-            rate = load.requests_per_s * facts.stack.num_engines
-            how = f"{rate:.3g} requests/s are {in_words(used, 'share')} of what all engines can do"
-            yield Figure(f"most requests a second, {name}", rate / used, "count", how)
+        if used is not None:
+            how = f"{num:,} requests x {stack.num_engines} / {in_words(option.engine_s, 's')} of all engines"
+            rate = num * stack.num_engines / option.engine_s
+            yield Figure(f"most requests a second, {name}", rate, "count", how)
         elif option is not facts.neither:
             how = f"{in_words(facts.neither.engine_s, 's')} of engines / {in_words(option.engine_s, 's')} - 1"
             yield Figure(f"throughput gained, {name}", facts.gain(option, facts.neither), "share", how)
 
 
-def _limits(facts: Facts) -> Iterator[Figure]:
+def _limits(facts: Facts, choice: Choice) -> Iterator[Figure]:
     stack = facts.stack
     pool = stack.pool * stack.num_joined
     yield Figure(
@@ -121,23 +132,40 @@ def _limits(facts: Facts) -> Iterator[Figure]:
     )
     if stack.host_tokens:
         even = facts.break_even
-        how = "the largest pool at which host RAM gains time"
-        yield Figure("break-even HBM utilisation", even if even is not None else float("inf"), "share", how)
-    need = facts.at_once
-    how = f"{facts.options.wanted:.3g} requests at a time on an engine, whose pool has {stack.pool:,}"
-    yield Figure("KV of requests that run at once", need, "tokens", how)
-    yield Figure(
-        "host RAM to give each engine",
-        facts.advised_bytes,
-        "bytes",
-        "the least that gains 95 % of what RAM can" if facts.host_advice else "no size pays",
-    )
+        how = "host RAM of this size gains time at no size of the pool"
+        if even is not None:
+            how = (
+                f"{facts.working_set:,.0f} / {even:,.0f} tokens, the largest pool beside which RAM gains time"
+            )
+        value = float("inf") if even is None else facts.working_set / even
+        yield Figure("break-even HBM utilisation", value, "share", how)
+    yield Figure("KV of requests that run at once", facts.at_once, "tokens", how_of.at_once(facts))
+    yield from _host_ram(facts, choice)
+
+
+def to_give(facts: Facts, choice: Choice) -> int:
+    """Host RAM for each engine, by the verdict: no more than there is."""
+    if choice is Choice.NEITHER:
+        return 0
+    given = facts.stack.host_bytes or 0
+    return min(given, facts.advised_bytes) or given
+
+
+def _host_ram(facts: Facts, choice: Choice) -> Iterator[Figure]:
+    given, advised = to_give(facts, choice), facts.advised_bytes
+    how = how_of.host_ram(facts)
+    if choice is Choice.NEITHER:
+        how = "none, by this verdict"
+    elif given != advised:
+        how = "all that there is"
+    yield Figure("host RAM to give each engine", given, "bytes", how)
+    if advised > given:
+        yield Figure("host RAM that would pay, each engine", advised, "bytes", how_of.host_ram(facts))
 
 
 def _costs(facts: Facts) -> Iterator[Figure]:
     costs, written = facts.throughput, Written.of(facts)
-    share, link = written.rate / written.link, in_words(written.link, "bytes/s")
-    yield Figure("KV written by an engine", written.rate, "bytes/s", f"{in_words(share, 'share')} of {link}")
+    yield Figure("KV written by an engine", written.rate, "bytes/s", how_of.written(facts, written))
     store = facts.stack.store
     if store is not None:
         rate = store.medium.cost_for(facts.stack.engine.num_gpus).bytes_per_s
@@ -147,11 +175,7 @@ def _costs(facts: Facts) -> Iterator[Figure]:
             "share",
             f"{in_words(written.rate, 'bytes/s')} / {in_words(rate, 'bytes/s')}: beyond 1 writes are skipped",
         )
-    how = (
-        f"{costs.store_overhead:g} / ({costs.prefill_share:.3g} x (1 - {costs.load_ratio:.3g})): overhead / "
-        "(prefill's share x (1 - load time / prefill time))"
-    )
-    yield Figure("hits that pay for storing", costs.hits_needed(), "share", how)
+    yield Figure("hits that pay for storing", costs.hits_needed(), "share", how_of.hits_needed(facts))
 
 
 def tenants_of(facts: Facts, choice: Choice) -> tuple[Tenant, ...]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,12 @@ def test_a_block_log_is_sorted_by_arrival(tmp_path: Path) -> None:
 def test_compressed_is_read_alike(tmp_path: Path) -> None:
     """Whatever the file is called."""
     path = tmp_path / "trace"
-    path.write_bytes(gzip.compress(line().encode()))
-    assert len(read_trace(path).workload.requests) == 1
+    for compressed in (gzip.compress(line().encode()), lzma.compress(line().encode())):
+        path.write_bytes(compressed)
+        assert len(read_trace(path).workload.requests) == 1
+    path.write_bytes(lzma.compress(line().encode())[:-9])
+    with pytest.raises(ConfigError, match="trace: cannot be read"):
+        read_trace(path)
 
 
 def test_azures_csv_tells_nothing_of_what_is_shared(tmp_path: Path) -> None:
@@ -57,6 +62,8 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     assert trace.notes == (f"{tmp_path}/t:2: is cut off, and was left out",)
     with pytest.raises(ConfigError, match="t:1: is not JSON"):
         read_trace(written(tmp_path, line()[:20] + "\n" + line()))
+    with pytest.raises(ConfigError, match="t:2: is not JSON"):
+        read_trace(written(tmp_path, line() + line(timestamp=float("nan"))))  # it ends: nothing was cut off
 
 
 @pytest.mark.parametrize(

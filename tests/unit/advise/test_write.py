@@ -16,6 +16,7 @@ from anbar.config.models import CacheMode
 from anbar.config.stores import StoreKind
 from anbar.core.errors import ConfigError
 from anbar.plan.answer import Figure
+from anbar.plan.capacities import Capacity
 from anbar.plan.media import MEDIA
 from anbar.plan.reasons import Choice, Kind, Reason
 from anbar.plan.verdict import Change, CurvePoint, Verdict
@@ -25,6 +26,12 @@ VERDICT = Verdict(
     choice=Choice.SHARED,
     reasons=(Reason(Kind.STORE_PAYS, "it <pays>"),),
     figures=(Figure("hits", 0.5, "share", "1 / 2"),),
+    estimates=(),
+    capacities=(
+        Capacity("the GPUs", 1.5e9, 0.2, None),
+        Capacity("", 1.8e9, 0.2, None),
+        Capacity("all that came again", 2e9, 0.5, None),
+    ),
     curve=(CurvePoint(10.0, 1e9, 0.2), CurvePoint(20.0, 2e9, 0.5)),
     tenants=(Tenant("a&b", 3, 1000, 2.0),),
     host_bytes=64 * 10**9,
@@ -75,6 +82,40 @@ def test_each_verdict_is_a_mode(tmp_path: Path, choice: Choice, lmcache: str, mo
     assert load(tmp_path / "anbar.yaml").config.cache.mode is mode
 
 
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    """It may be somebody's own; nothing is written beside it either."""
+    (tmp_path / "values.yaml").write_text("mine: 1\n")
+    with pytest.raises(ConfigError, match=r"values\.yaml is there already and is not overwritten"):
+        write_verdict(tmp_path, msgspec.structs.replace(VERDICT, choice=Choice.NEITHER), spec())
+    assert (tmp_path / "values.yaml").read_text() == "mine: 1\n"
+    assert not (tmp_path / "anbar.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "args", "note"),
+    [
+        (
+            "fp8",
+            ("--quantization", "fp8"),
+            "weights in fp8: `model` must name a checkpoint in that format, or",
+        ),
+        ("int4", (), "weights in int4: `model` must name a checkpoint in that format."),
+        ("bfloat16", (), ""),
+    ],
+)
+def test_the_format_of_the_weights_is_kept(
+    tmp_path: Path, dtype: str, args: tuple[str, ...], note: str
+) -> None:
+    """Vllm makes FP8 of 16 bits by itself; of others the file says what it was reckoned with."""
+    write_verdict(tmp_path, msgspec.structs.replace(VERDICT, choice=Choice.NEITHER), spec(dtype=dtype))
+    launch = load(tmp_path / "anbar.yaml").config.engines[0].launch
+    assert launch is not None
+    assert launch.args == args
+    text = (tmp_path / "anbar.yaml").read_text()
+    assert note in text
+    assert ("The verdict is of weights" in text) is bool(note)
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     """Is named."""
     (tmp_path / "file").write_text("")
@@ -84,7 +125,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_the_page_needs_nothing_else() -> None:
     """All of the verdict is in it, nothing is fetched, and text is text."""
-    page = verdict_as_html(VERDICT, {"GPUs": 1.5e9})
+    page = verdict_as_html(VERDICT)
     for words in (
         "it &lt;pays&gt;",
         "50 %",
@@ -96,14 +137,15 @@ def test_the_page_needs_nothing_else() -> None:
         "LRU",
     ):
         assert words in page
-    assert "335.0,260.0 335.0,164.0 620.0,164.0 620.0,20.0" in page
-    assert '<line x1="477.5"' in page
+    assert "335.0,282.0 335.0,186.0 620.0,186.0 620.0,42.0" in page
+    assert '<line class="mark" x1="477.5"' in page
+    assert 'text-anchor="end">all that came again' in page
     assert not any(word in page for word in ("http", "<script", "src=", "url("))
 
 
 def test_the_page_of_a_workload_without_reuse() -> None:
     """Has no curve."""
-    page = verdict_as_html(msgspec.structs.replace(VERDICT, curve=(), tenants=()), {})
+    page = verdict_as_html(msgspec.structs.replace(VERDICT, curve=(), capacities=(), tenants=()))
     assert "<svg" not in page
 
 
@@ -119,6 +161,8 @@ def test_all_of_it_as_text() -> None:
         "not said: --ram",
         "assumed: LRU",
         "a&b",
+        "a cache of  finds",
+        "1.5 GB   20 %  ████████              the GPUs",
     ):
         assert words in text
     assert "= 1 / 2" not in text

@@ -133,16 +133,22 @@ def test_options_come_first_in_any_order(tmp_path: Path) -> None:
         (["none.jsonl"], "none.jsonl: cannot be read: No such file"),
         (["empty.jsonl"], "empty.jsonl: is empty; allowed: lines of JSON"),
         (["log.jsonl", "--store-bytes", "1TB"], "--store-bytes: of which store? give --store-medium too"),
-        (["log.jsonl", "--ram", "much"], "command line: ram: is 'much'"),
+        (["log.jsonl", "--ram", "much"], "command line --ram: is 'much'"),
         (["log.jsonl", "--gpu", "L4", "--dtype", "float32"], "the weights (32.1 GB) do not fit on 1 x L4"),
         (["--metrics", "file:///etc/passwd"], "allowed: http://HOST:PORT/metrics"),
-        (["log.jsonl", "--metrics", "http://a/metrics"], "metrics give no verdict"),
+        (
+            ["log.jsonl", "--metrics", "http://a/metrics"],
+            "--metrics: metrics give no verdict; a log needs one",
+        ),
+        (["log.jsonl", "--write", "old"], "--write: old/anbar.yaml is there already and is not overwritten"),
     ],
 )
 def test_what_cannot_be_judged_is_said(tmp_path: Path, words: list[str], complaint: str) -> None:
     """In a line that names file or option."""
     cycle(tmp_path / "log.jsonl")
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/anbar.yaml").write_text("mine: 1\n")
     model = [] if "--metrics" in words else ["--model", "Llama-3.1-8B"]
     gpu = [] if "--gpu" in words or "--metrics" in words else ["--gpu", "H100"]
     done = anbar("advise", *words, *model, *gpu, cwd=tmp_path)

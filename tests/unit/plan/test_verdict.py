@@ -99,10 +99,66 @@ def test_what_would_change_it() -> None:
 
 def test_a_verdict_near_its_limit_is_not_sure() -> None:
     """The pool holds the cycle but for a tenth, and is an estimate."""
-    small = verdict_of(CYCLE, Stack(SMALL, pool_tokens=540_000, host_bytes=100 * GB))
+    cycle = documents(45, 10_000, 6, every_s=3.0)
+    small = verdict_of(cycle, Stack(SMALL, pool_tokens=400_000, host_bytes=100 * GB))
     assert (small.choice, small.confidence) == (Choice.NATIVE, "medium")
     assert small.doubts == ("the pool 20 % larger: neither",)
-    assert verdict_of(CYCLE, Stack(SMALL, pool_tokens=300_000, host_bytes=100 * GB)).confidence == "high"
+    assert verdict_of(cycle, Stack(SMALL, pool_tokens=300_000, host_bytes=100 * GB)).confidence == "high"
+
+
+def test_a_cliff_is_told() -> None:
+    """A cycle that host RAM just holds: with a fifth less, or more that comes between, nothing is found."""
+    verdict = verdict_of(CYCLE, Stack(SMALL, host_bytes=90 * GB))
+    changes = {change.what: change.choice for change in verdict.changes}
+    assert changes["host RAM of 72 GB an engine"] is Choice.NEITHER
+    assert changes["a working set 20 % larger"] is Choice.NEITHER
+    assert any("a cliff is near: with a fifth less host RAM" in text for text in verdict.warnings)
+    roomy = verdict_of(CYCLE, Stack(SMALL, host_bytes=200 * GB))
+    assert not any("cliff" in text for text in roomy.warnings)
+    assert "a working set 20 % larger" not in {change.what for change in roomy.changes}
+
+
+def test_no_more_ram_is_given_than_there_is() -> None:
+    """What would pay is another figure."""
+    store = StoreTier("ceph-rgw-nvme", MEDIA["ceph-rgw-nvme"])
+    stack = Stack(SMALL, 8, 100_000, 20 * GB, store=store, has_affinity=False)
+    verdict = verdict_of(documents(21, 10_000, 24, every_s=1.0), stack)
+    assert verdict.choice is Choice.SHARED
+    assert figure(verdict, "host RAM to give each engine") == verdict.host_bytes == 20 * GB
+    assert figure(verdict, "host RAM that would pay, each engine") > 20 * GB
+    neither = verdict_of(CYCLE, Stack(SMALL, host_bytes=40 * GB))
+    assert figure(neither, "host RAM to give each engine") == neither.host_bytes == 0
+    assert figure(neither, "host RAM that would pay, each engine") == 79 * GB
+
+
+def test_prompts_that_no_engine_can_hold() -> None:
+    """More engines would not run them, and no cache; a few of them are a warning."""
+    small = Stack(SMALL, 4, pool_tokens=5_000, host_bytes=100 * GB)
+    choice, reasons = decide(Facts(Options(CYCLE, small)))
+    assert (choice, reasons[0].kind) == (Choice.NEITHER, Kind.POOL_TOO_SMALL)
+    assert "240 of 240 requests need more KV than an engine's pool holds (5,000 tokens" in reasons[0].text
+    beyond = documents(3, 200_000, 100)
+    choice, reasons = decide(Facts(Options(beyond, Stack(SMALL, host_bytes=100 * GB))))
+    assert (choice, reasons[0].kind) == (Choice.NEITHER, Kind.TOO_LONG)
+    assert "longer than the model's context (131,072 tokens; the longest needs 200,100)" in reasons[0].text
+    one = Workload([*CYCLE.requests, Asked(1e6, 150_000, 1, (1 << 60,))], BLOCK)
+    verdict = verdict_of(one, Stack(SMALL, host_bytes=100 * GB))
+    assert verdict.choice is Choice.NATIVE
+    assert any("1 of 241 requests are longer than the model's context" in text for text in verdict.warnings)
+
+
+def test_the_arithmetic_can_be_done_again() -> None:
+    """Of each figure of time: the numbers put in give the value, within their three digits."""
+    verdict = verdict_of(CYCLE, Stack(SMALL, host_bytes=100 * GB))
+    how = {figure.name: figure.how for figure in verdict.figures}
+    cost = SMALL.prefill.cost
+    assert f"{cost.a_s_per_token * 1e6:.4g} µs x 10,000" in how["mean time to first token, neither"]
+    parts = figure(verdict, "time of engines, neither") - figure(verdict, "time of engines for answers")
+    assert parts == pytest.approx(240 * figure(verdict, "mean time to first token, neither"))
+    most = 240 / figure(verdict, "time of engines, native")
+    assert figure(verdict, "most requests a second, native") == pytest.approx(most)
+    assert how["most requests a second, native"].startswith("240 requests x 1 / ")
+    assert all(figure.how for figure in (*verdict.figures, *verdict.estimates))
 
 
 def test_ram_that_nobody_spoke_of() -> None:
@@ -200,3 +256,8 @@ def test_an_impossible_deployment() -> None:
     large = Deployment("Llama-3.1-70B", MODELS["Llama-3.1-70B"], "H100")
     with pytest.raises(ConfigError, match=r"the weights \(141 GB\) do not fit on 1 x H100"):
         verdict_of(CYCLE, Stack(large, host_bytes=GB))
+    with pytest.raises(ConfigError, match=r"gpu: the weights \(141 GB\) do not fit on 1 x H100"):
+        verdict_of(CYCLE, Stack(large, pool_tokens=20_000, host_bytes=GB))
+    plain = Deployment("gpt-oss-120b", MODELS["gpt-oss-120b"], "H100")
+    with pytest.raises(ConfigError, match=r"the model's own checkpoint is in mxfp4 \(61\.\d GB\)"):
+        plain.check()

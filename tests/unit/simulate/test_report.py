@@ -25,8 +25,8 @@ workload:
   streams:
     - {name: long, clients: 4, question_tokens: [500, 900], answer_tokens: [100, 300]}
     - {name: twice, rate: 1, turns: 2, shared_tokens: 300, answer_tokens: 20, think_s: 1}
-fleet: {kv_tokens: 3000, block_size: 50}
-cache: {host_bytes: 8GiB, chunk_tokens: 50}
+fleet: {kv_tokens: 3000, block_size: 48}
+cache: {host_bytes: 8GiB, chunk_tokens: 48}
 sweep: {kv_tokens: [9000, 2500]}
 """
 

@@ -108,9 +108,9 @@ def test_the_same_seed_gives_the_same_result() -> None:
         (lambda s: replace(s, fleet=replace(s.fleet, kv_tokens=2048)), "longest request needs 4,105"),
         (
             lambda s: replace(s, fleet=replace(s.fleet, kv_tokens=None, deployment=LLAMA_70B)),
-            r"fleet: the weights \(141 GB\) do not fit on 1 x H100",
+            r"fleet.gpu: the weights \(141 GB\) do not fit on 1 x H100",
         ),
-        (lambda s: replace(s, cache=replace(s.cache, host_bytes=1)), "cache.host_bytes is 1"),
+        (lambda s: replace(s, cache=replace(s.cache, host_bytes=1)), "cache.host_bytes: is 1; allowed"),
         (lambda s: replace(s, fleet=replace(s.fleet, num_prefill=1)), "allowed with mode shared"),
     ],
 )

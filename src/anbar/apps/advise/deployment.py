@@ -14,7 +14,7 @@ from anbar.config.source import Document, read_document
 from anbar.core.cost import PrefillCost
 from anbar.core.errors import ConfigError
 from anbar.plan.catalogue import gpu_key
-from anbar.plan.deployment import Deployment
+from anbar.plan.deployment import Deployment, Impossible
 from anbar.plan.media import medium_named
 from anbar.plan.stack import Stack, StoreTier
 
@@ -89,6 +89,29 @@ class DeploymentSpec(ConfigModel):
     """What `anbar calibrate` measured."""
 
 
+OPTIONS = {
+    "tensor_parallel": "--tp",
+    "kv_dtype": "--kv-dtype",
+    "pool_tokens": "--pool-tokens",
+    "slo_ttft_s": "--slo-ttft-s",
+    "store": "--store-bytes",
+}
+"""Of keys whose option has another name."""
+
+
+def read_stack(path: Path | None, said: Mapping[str, Any]) -> tuple[DeploymentSpec, Stack]:
+    """A deployment as a file and options say it, and as what a verdict is about.
+
+    Raises ConfigError as `read_deployment` and `stack_of` do; of what is impossible it names line or option.
+    """
+    spec = read_deployment(path, said)
+    try:
+        return spec, stack_of(spec)
+    except Impossible as error:
+        problem = Problem((error.field,), error.reason)
+        raise ConfigError(_located(path, _document(path), problem, said)) from error
+
+
 def read_deployment(path: Path | None, said: Mapping[str, Any]) -> DeploymentSpec:
     """Of a file, in which `said` on the command line comes first.
 
@@ -121,8 +144,10 @@ def _document(path: Path | None) -> Document:
 def _located(path: Path | None, document: Document, problem: Problem, said: Mapping[str, Any]) -> str:
     key = dotted(problem.path)
     text = f"{key}: {problem.message}" if key else problem.message
-    if problem.path and said.get(str(problem.path[0])) is not None:
-        return f"command line: {text}"
+    first = str(problem.path[0]) if problem.path else ""
+    if first and (path is None or said.get(first) is not None):
+        option = "--store-medium" if problem.path[1:] == ("medium",) else OPTIONS.get(first, f"--{first}")
+        return f"command line {option}: {problem.message}"
     lines = [document.lines.get(problem.path[:depth]) for depth in range(len(problem.path), -1, -1)]
     line = problem.line or next((line for line in lines if line is not None), 1)
     return f"{path}:{line}: {text}"
@@ -145,7 +170,7 @@ def missing_of(spec: DeploymentSpec) -> tuple[str, ...]:
 
 
 def stack_of(spec: DeploymentSpec) -> Stack:
-    """Raises ConfigError: something is not known by that name, or what must be said was not."""
+    """Raises ConfigError: something is not known by that name, or what must be said was not; Impossible."""
     absent = [option for key, option in REQUIRED.items() if getattr(spec, key) is None]
     if spec.model is None or spec.gpu is None:
         raise ConfigError(
@@ -161,7 +186,7 @@ def stack_of(spec: DeploymentSpec) -> Stack:
         name, config, gpu_key(spec.gpu), spec.tensor_parallel, spec.dtype, spec.kv_dtype, measured
     )
     store = spec.store
-    return Stack(
+    stack = Stack(
         engine=engine,
         num_engines=spec.engines,
         pool_tokens=spec.pool_tokens,
@@ -177,3 +202,5 @@ def stack_of(spec: DeploymentSpec) -> Stack:
         uses_speculation=spec.speculative,
         runs_lmcache=spec.lmcache,
     )
+    stack.check()
+    return stack

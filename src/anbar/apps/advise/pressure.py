@@ -43,7 +43,15 @@ def read_pressure(url: str, minutes: int) -> Answer:
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise ConfigError(f"command line --metrics: is {url!r}; allowed: http://HOST:PORT/metrics")
     is_page = urlsplit(url).path.rstrip("/").endswith("metrics")
-    found = _page(url) if is_page else _prometheus(url.rstrip("/"))
+    try:
+        found = _page(url) if is_page else _prometheus(url.rstrip("/"))
+    except ConfigError as error:
+        if is_page:
+            raise
+        text = (
+            "was taken for a Prometheus server, since it does not end in /metrics, as an engine's page does"
+        )
+        raise ConfigError(f"{url}: {text}; {error}") from error
     if not found:
         raise ConfigError(f"{url}: has no metrics of vLLM (names that begin with vllm:)")
     return _answer(url, found, minutes)

@@ -4,15 +4,17 @@ The verdict's own figures are of engines that nobody waits for. Queues, preempti
 objective come of a simulation (`anbar.apps.simulate`).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from anbar.apps.simulate.ask import Ask
+from anbar.apps.simulate.load import Load
 from anbar.apps.simulate.result import Result
 from anbar.apps.simulate.run import simulate
-from anbar.apps.simulate.setup import CacheSetup, FleetSetup, Mode, Setup, Slo, StoreSetup
+from anbar.apps.simulate.setup import CacheSetup, FleetSetup, Mode, Setup, Slo, StoreSetup, Unfit
 from anbar.apps.simulate.traces import trace_load
 from anbar.config.models import PolicyName
-from anbar.core.errors import ConfigError
 from anbar.plan.answer import Figure, in_words
 from anbar.plan.reasons import Choice
 from anbar.plan.stack import Stack
@@ -37,20 +39,44 @@ def simulated(workload: Workload, stack: Stack, choice: Choice, num_requests: in
     after = _MODES.get(choice, Mode.NATIVE if stack.host_tokens else Mode.NONE)
     if num_requests == 0:
         return Simulated(note="not simulated: asked not to (--simulate 0)")
-    if stack.concurrency is not None or workload.span_s <= 0.0:
-        return Simulated(note="not simulated: the log's times are not those of this load")
+    if stack.concurrency is None and workload.span_s <= 0.0:
+        text = "all requests have one time: --concurrency says how many are under way"
+        return Simulated(note=f"not simulated: {text}")
     part = replace(workload, requests=workload.requests[:num_requests])
     try:
         setup = _setup(part, stack)
-        load = trace_load(part, setup.fleet.block_size)
         modes = [Mode.NONE] if after is Mode.NONE else [Mode.NONE, after]
-        found = {mode: simulate(setup.with_mode(mode), load) for mode in modes}
-    except ConfigError as error:
-        return Simulated(note=f"not simulated: {error}")
+        found = {mode: simulate(setup.with_mode(mode), _load(part, stack, setup)) for mode in modes}
+    except Unfit as error:
+        return Simulated(note=f"not simulated: {error.reason}")
     figures = [figure for mode, result in found.items() for figure in _figures(mode, result, setup.slo)]
     num, of = len(part.requests), len(workload.requests)
     note = f"simulated: {'all' if num == of else f'the first {num:,} of'} {of:,} requests, cold at first"
+    if stack.concurrency is not None:
+        note += f", {stack.concurrency:g} at a time"
     return Simulated(tuple(figures), note)
+
+
+class ClosedLoad:
+    """So many clients, each of which sends the log's next request when it has its answer."""
+
+    def __init__(self, asks: Sequence[Ask], num_clients: int) -> None:
+        self.asks = [replace(ask, at_s=0.0) for ask in asks[:num_clients]]
+        self.soonest_s = 0.0
+        self.longest = max(ask.num_prompt + ask.num_answer for ask in asks)
+        self._waiting = iter(asks[num_clients:])
+
+    def after(self, ask: Ask, now_s: float) -> Ask | None:
+        """The next one of the log; none is left: None."""
+        following = next(self._waiting, None)
+        return None if following is None else replace(following, at_s=now_s)
+
+
+def _load(workload: Workload, stack: Stack, setup: Setup) -> Load:
+    load = trace_load(workload, setup.fleet.block_size)
+    if stack.concurrency is None:
+        return load
+    return ClosedLoad(load.asks, max(1, math.ceil(stack.concurrency)))
 
 
 def _setup(workload: Workload, stack: Stack) -> Setup:
@@ -70,7 +96,7 @@ def _figures(mode: Mode, result: Result, slo: Slo) -> Iterator[Figure]:
     name = "neither" if mode is Mode.NONE else mode.value
     ttft = result.ttft_s
     how = f"p90 {in_words(ttft.p90, 's')}, p99 {in_words(ttft.p99, 's')}, mean {in_words(ttft.mean, 's')}"
-    yield Figure(f"time to first token, {name}, simulated", ttft.p50, "s", f"median; {how}")
+    yield Figure(f"median time to first token, {name}, simulated", ttft.p50, "s", how)
     kept = f"{result.num_good:,} of {result.num_requests:,} begin within {in_words(slo.ttft_s, 's')} and "
     yield Figure(
         f"good answers a second, {name}, simulated",

@@ -1,10 +1,11 @@
 """Traces on disk: the router's block log, Mooncake's traces, Azure's, logs of requests with their text. Plain
-or compressed with gzip."""
+or compressed with gzip or xz."""
 
 import csv
 import gzip
 import itertools
 import json
+import lzma
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,8 +54,9 @@ def read_trace(path: Path, tokenizer: str = "") -> Trace:
             if tuple(next(csv.reader([head.lstrip("\ufeff")]), ())) == _AZURE:
                 return _trace(path, list(_azure(path, lines)), UNKNOWN_BLOCK_SIZE, ())
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not text; allowed: {_ALLOWED}") from error
-    except (OSError, EOFError) as error:
+        text = "is not text, nor compressed with gzip or xz"
+        raise ConfigError(f"{path}: {text}; allowed: {_ALLOWED}") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not head:
         raise ConfigError(f"{path}: is empty; allowed: {_ALLOWED}")
@@ -87,8 +89,10 @@ def _requests(path: Path, lines: Iterator[tuple[int, str]], tokenizer: str) -> T
 
 def _opened(path: Path) -> IO[str]:
     with path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rt", encoding="utf-8") if is_gzip else path.open(encoding="utf-8")
+        head = file.read(6)
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.open(path, "rt", encoding="utf-8")
+    return lzma.open(path, "rt", encoding="utf-8") if head == b"\xfd7zXZ\x00" else path.open(encoding="utf-8")
 
 
 def _trace(path: Path, requests: list[Asked], block_size: int, notes: tuple[str, ...]) -> Trace:
@@ -107,7 +111,8 @@ def _block_log(path: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[Asked
         try:
             entry = _decode(line)
         except msgspec.DecodeError as error:
-            if not isinstance(error, msgspec.ValidationError) and next(lines, None) is None and found:
+            is_torn = not isinstance(error, msgspec.ValidationError) and not line.endswith("\n")
+            if is_torn and found:  # a line that ends is whole, and wrong
                 return found, block_size, (f"{path}:{number}: is cut off, and was left out",)
             raise ConfigError(f"{path}:{number}: {_complaint(error)}") from error
         block_size = block_size or entry.block_size

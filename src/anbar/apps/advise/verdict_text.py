@@ -1,11 +1,13 @@
 """A verdict as text."""
 
+from collections.abc import Sequence
 from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
 
 from anbar.plan.answer import in_words
+from anbar.plan.capacities import Capacity
 from anbar.plan.verdict import Verdict
 
 
@@ -18,6 +20,9 @@ def verdict_as_text(verdict: Verdict, width: int, *, with_arithmetic: bool) -> s
         console.print(f"{'because' if number == 0 else 'also'}: {reason.text}")
     console.print()
     console.print(_figures(verdict, with_arithmetic))
+    if verdict.capacities:
+        console.print()
+        console.print(_curve(verdict.capacities))
     if verdict.tenants:
         console.print()
         console.print(_tenants(verdict))
@@ -47,6 +52,28 @@ def _figures(verdict: Verdict, with_arithmetic: bool) -> Table:
     for figure in verdict.figures:
         how = [f"= {figure.how}"] if with_arithmetic else []
         table.add_row(figure.name, in_words(figure.value, figure.unit), *how)
+    return table
+
+
+_BAR = 20
+"""Characters of the best hit rate there is."""
+
+
+def _curve(capacities: Sequence[Capacity]) -> Table:
+    """The miss-ratio curve at a few sizes."""
+    best = max(row.found for row in capacities) or 1.0
+    is_apart = capacities[0].found_apart is not None
+    table = Table(box=None, pad_edge=False)
+    table.add_column("a cache of", justify="right", no_wrap=True)
+    table.add_column("finds", justify="right", no_wrap=True)
+    if is_apart:
+        table.add_column("each engine's own", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("")
+    for row in capacities:
+        apart = [] if row.found_apart is None else [in_words(row.found_apart, "share")]
+        bar = "█" * round(_BAR * row.found / best)
+        table.add_row(in_words(row.num_bytes, "bytes"), in_words(row.found, "share"), *apart, bar, row.name)
     return table
 
 

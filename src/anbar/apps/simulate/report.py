@@ -16,7 +16,7 @@ from anbar.apps.simulate.result import Result, Samples
 from anbar.apps.simulate.run import simulate
 from anbar.apps.simulate.scenario import FleetConfig, Scenario, TraceConfig
 from anbar.apps.simulate.scenario_file import Found
-from anbar.apps.simulate.setup import CacheSetup, FleetSetup, Incident, Mode, Setup, Slo, StoreSetup
+from anbar.apps.simulate.setup import CacheSetup, FleetSetup, Incident, Mode, Setup, Slo, StoreSetup, Unfit
 from anbar.apps.simulate.streams import StreamLoad
 from anbar.apps.simulate.traces import trace_load
 from anbar.core.errors import ConfigError
@@ -81,7 +81,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run_scenario(found: Found, progress: Progress | None = None) -> Report:
-    """Run it in all its modes, and at all sizes of its sweep. Raises ConfigError."""
+    """Run it in all its modes, and at all sizes of its sweep. Raises ConfigError, with file and line."""
+    try:
+        return _run_scenario(found, progress)
+    except Unfit as error:
+        raise found.located(error) from error
+
+
+def _run_scenario(found: Found, progress: Progress | None) -> Report:
     scenario = found.scenario
     setup, make_load, notes = prepare(found)
 
@@ -204,8 +211,20 @@ def _requests(
         requests = [asked for asked in requests if asked.at_s <= last_s]
     if not requests:
         num = len(read.workload.requests)
-        raise ConfigError(f"workload.trace.first is {trace.first}; allowed: below {num}, which {path} has")
+        text = f"is {trace.first}; allowed: below {num}, which {path} has"
+        raise Unfit(("workload", "trace", "first"), text)
     return Workload(requests, read.workload.block_size), read.notes
+
+
+def _chunk_tokens(scenario: Scenario, block_size: int) -> int:
+    """Whole blocks. Raises Unfit where somebody said another number."""
+    tokens = scenario.cache.chunk_tokens
+    if tokens % block_size == 0:
+        return tokens
+    if "chunk_tokens" in scenario.cache.model_fields_set:
+        text = f"is {tokens}; allowed: whole blocks, multiples of {block_size} (`fleet.block_size`)"
+        raise Unfit(("cache", "chunk_tokens"), text)
+    return max(1, tokens // block_size) * block_size
 
 
 def _setup(found: Found, block_size: int) -> Setup:
@@ -230,7 +249,7 @@ def _setup(found: Found, block_size: int) -> Setup:
         CacheSetup(
             Mode.NONE,
             cache.host_bytes,
-            cache.chunk_tokens,
+            _chunk_tokens(scenario, block_size),
             Offload(cache.offload.value),
             StoreSetup(store.medium, store.capacity_bytes, store.nodes, store.copies),
         ),
@@ -249,7 +268,7 @@ def _deployment(fleet: FleetConfig, directory: Path) -> Deployment:
     try:
         name, config = read_model(str(directory / fleet.model) if is_file else fleet.model)
     except ConfigError as error:
-        raise ConfigError(f"fleet.model: {error}") from error
+        raise Unfit(("fleet", "model"), str(error)) from error
     return Deployment(name, config, fleet.gpu, fleet.tp, fleet.dtype, fleet.kv_dtype)
 
 
@@ -262,6 +281,8 @@ def _assumptions(scenario: Scenario, setup: Setup) -> tuple[str, ...]:
         found.append("steps are bound by memory up to where computing takes longer")
     if setup.fleet.kv_tokens is None:
         found.append(f"{setup.kv_tokens:,} tokens of KV fit on an engine's GPUs, an estimate")
+    if setup.cache.chunk_tokens != scenario.cache.chunk_tokens:
+        found.append(f"chunks have {setup.cache.chunk_tokens} tokens: whole blocks")
     if Mode.SHARED in scenario.cache.modes:
         found.append(f"each engine has a way of its own to the store ({scenario.cache.store.medium})")
     if scenario.workload.streams and any(stream.adapters for stream in scenario.workload.streams):

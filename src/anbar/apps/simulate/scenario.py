@@ -160,7 +160,7 @@ class FleetConfig(ConfigModel):
     kv_tokens: Count | None = None
     """That an engine's GPUs hold; null: estimated from their memory. vLLM logs it when it starts."""
 
-    block_size: Count | None = None
+    block_size: Annotated[Int, Field(ge=8, multiple_of=8)] | None = None
     """Tokens; null: 16, of a trace its own. Larger blocks are simulated faster."""
 
     max_num_seqs: Count = 256

@@ -1,14 +1,15 @@
 """Scenarios on disk: those of the package, by name, and anybody's."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from anbar.apps.simulate.scenario import Scenario
-from anbar.config.problems import KeyPath, Problem, dotted, from_pydantic
+from anbar.apps.simulate.setup import Unfit
+from anbar.config.problems import KeyPath, Problem, dotted, from_pydantic, suggestion
 from anbar.config.source import Document, read_document
 from anbar.core.errors import ConfigError
 
@@ -22,6 +23,14 @@ class Found:
     name: str
     scenario: Scenario
     directory: Path
+    origin: str = ""
+    """The file, for messages; "": `name`."""
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    """Of its keys."""
+
+    def located(self, error: Unfit) -> ConfigError:
+        """The same with file and line."""
+        return ConfigError(f"{self.origin or self.name}:{_line(self.lines, error.path)}: {error}")
 
 
 def bundled() -> dict[str, str]:
@@ -38,21 +47,29 @@ def read_scenario(what: str) -> Found:
     """
     texts = bundled()
     if what in texts:
-        return Found(what, parse_scenario(texts[what], what), Path())
+        return _found(what, texts[what], what, Path())
     path = Path(what)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     except OSError as error:
-        allowed = f"allowed: a file, or one of {', '.join(texts)}"
+        allowed = f"allowed: a file, or one of {', '.join(texts)}{suggestion(what, texts)}"
         raise ConfigError(f"scenario {what!r}: cannot be read: {error.strerror}; {allowed}") from error
-    return Found(path.stem, parse_scenario(text, str(path)), path.parent)
+    return _found(path.stem, text, str(path), path.parent)
+
+
+def _found(name: str, text: str, origin: str, directory: Path) -> Found:
+    return Found(name, parse_scenario(text, origin), directory, origin, read_document(text).lines)
 
 
 def parse_scenario(text: str, origin: str) -> Scenario:
     """The scenario of a YAML text, which came from `origin` (for messages). Raises ConfigError."""
     document = read_document(text)
+    if not document.data and all(
+        not line or line.startswith("#") for line in map(str.strip, text.splitlines())
+    ):
+        raise ConfigError(f"{origin}:1: holds no settings; a scenario needs at least `workload`")
     problems = list(document.problems)
     scenario: Scenario | None = None
     if document.data or not problems:
@@ -76,6 +93,10 @@ def _between(scenario: Scenario) -> Iterator[Problem]:
         if (stream.rate is None) == (stream.clients is None):
             where = ("workload", "streams", index)
             yield Problem(where, "needs `rate` or `clients`, and not both")
+    modes = scenario.cache.modes
+    for index, mode in enumerate(modes):
+        if mode in modes[:index]:
+            yield Problem(("cache", "modes", index), f"is {mode}, as an earlier one is")
     names = [stream.name for stream in workload.streams]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -110,9 +131,11 @@ def _told(problem: Problem) -> str:
 
 
 def _located(document: Document, problem: Problem) -> int:
-    if problem.line is not None:
-        return problem.line
-    path: KeyPath = problem.path
-    while path and path not in document.lines:
+    return problem.line if problem.line is not None else _line(document.lines, problem.path)
+
+
+def _line(lines: Mapping[KeyPath, int], path: KeyPath) -> int:
+    """Of a key, or of what it would stand in."""
+    while path and path not in lines:
         path = path[:-1]
-    return document.lines.get(path, 1)
+    return lines.get(path, 1)

@@ -1,12 +1,14 @@
 """What is simulated: a deployment with its caches, and what happens to it. Values, ready to be run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from anbar.config.models import PolicyName
+from anbar.config.problems import KeyPath, dotted
 from anbar.core.cost import EngineCost, TierCost
 from anbar.core.errors import ConfigError
-from anbar.plan.deployment import Deployment
+from anbar.plan.deployment import Deployment, Impossible
 from anbar.plan.media import medium_named
 from anbar.plan.step_cost import step_cost
 from anbar.sim.engine.chunks import ChunkTable
@@ -31,6 +33,26 @@ class Mode(StrEnum):
     """Host RAM of each engine."""
     SHARED = "shared"
     """Host RAM, and behind it a store that all engines share."""
+
+
+class Unfit(ConfigError):
+    """A setup that cannot be run. `path` is the key of a scenario at fault, so that whoever read one can name
+    its line; `reason` is the rest of the sentence."""
+
+    def __init__(self, path: KeyPath, reason: str) -> None:
+        super().__init__(f"{dotted(path)}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+_KEYS: Mapping[str, KeyPath] = {
+    "gpu": ("fleet", "gpu"),
+    "tensor_parallel": ("fleet", "tp"),
+    "pool_tokens": ("fleet", "kv_tokens"),
+    "ram": ("cache", "host_bytes"),
+    "tokens": ("fleet", "model"),
+}
+"""Of a scenario, for each field of a deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,28 +153,36 @@ class Setup:
 
     @property
     def kv_tokens(self) -> int:
-        """That each engine's device holds. Raises ConfigError when weights leave no room."""
+        """That each engine's device holds. Raises Unfit when weights leave no room."""
         if self.fleet.kv_tokens is not None:
             return self.fleet.kv_tokens
+        self.check()
+        return self.fleet.deployment.pool_tokens
+
+    def check(self, longest: int = 0) -> None:
+        """Raises Unfit: the deployment is impossible, or its model's context is shorter than `longest`."""
+        deployment, cache = self.fleet.deployment, self.cache
         try:
-            return self.fleet.deployment.pool_tokens
-        except ConfigError as error:
-            raise ConfigError(f"fleet: {error}") from error
+            deployment.check(self.fleet.kv_tokens, None if cache.mode is Mode.NONE else cache.host_bytes)
+        except Impossible as error:
+            raise Unfit(_KEYS[error.field], error.reason) from error
+        if deployment.max_tokens is not None and longest > deployment.max_tokens:
+            text = f"its context has {deployment.max_tokens:,} tokens, and the longest request needs"
+            raise Unfit(("fleet", "model"), f"{text} {longest:,}")
 
 
 def build_engines(setup: Setup, longest: int) -> tuple[list[Engine], SharedTier | None]:
     """The engine models, and the store if there is one. `longest`: tokens of the longest prompt and answer.
 
-    Raises ConfigError: the deployment is impossible, or cannot serve the longest request.
+    Raises Unfit: the deployment is impossible, or cannot serve the longest request.
     """
     fleet = setup.fleet
+    setup.check(longest)
     kv_tokens = setup.kv_tokens
     num_blocks = kv_tokens // fleet.block_size
     if num_blocks * fleet.block_size < longest:
-        raise ConfigError(
-            f"fleet: an engine holds {kv_tokens:,} tokens of KV on its GPUs, and the longest request needs "
-            f"{longest:,}"
-        )
+        text = f"an engine holds {kv_tokens:,} tokens of KV on its GPUs, and the longest request needs"
+        raise Unfit(("fleet", "kv_tokens"), f"{text} {longest:,}")
     shape = EngineShape(
         block_size=fleet.block_size,
         num_blocks=num_blocks + 1,
@@ -172,10 +202,8 @@ def _host(setup: Setup) -> HostShape | None:
         return None
     num_chunks = cache.host_bytes // setup.chunk_bytes
     if num_chunks < 1:
-        raise ConfigError(
-            f"cache.host_bytes is {cache.host_bytes:,}; allowed with mode {cache.mode}: at least one chunk, "
-            f"{setup.chunk_bytes:,} bytes"
-        )
+        text = f"is {cache.host_bytes:,}; allowed with mode {cache.mode}: at least one chunk,"
+        raise Unfit(("cache", "host_bytes"), f"{text} {setup.chunk_bytes:,} bytes")
     return HostShape(num_chunks, setup.chunk_blocks, cache.offload)
 
 
@@ -195,10 +223,8 @@ def _store(setup: Setup) -> SharedTier | None:
     if store.capacity_bytes is not None:
         each = store.capacity_bytes // setup.chunk_bytes // store.num_nodes
         if each < 1:
-            raise ConfigError(
-                f"cache.store.capacity_bytes is {store.capacity_bytes:,}; allowed: at least one chunk of "
-                f"{setup.chunk_bytes:,} bytes for each node"
-            )
+            text = f"is {store.capacity_bytes:,}; allowed: at least one chunk of {setup.chunk_bytes:,} bytes"
+            raise Unfit(("cache", "store", "capacity_bytes"), f"{text} for each node")
     ids = [node_id(number) for number in range(store.num_nodes)]
     parts = tuple(StorePart(name, ChunkTable(each), cost) for name in ids)
     if len(parts) == 1:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from anbar.apps.simulate.ask import Ask
 from anbar.apps.simulate.load import OpenLoad
-from anbar.core.errors import ConfigError
+from anbar.apps.simulate.setup import Unfit
 from anbar.plan.workload import Workload
 
 
@@ -13,13 +13,11 @@ def trace_load(workload: Workload, block_size: int, *, speed: float = 1.0, share
     """The requests of a trace, `speed` times as fast, for engines with blocks of `block_size` tokens.
 
     Not `shared`: no prompt has anything in common with another. Requests that the trace gives one time are
-    spread evenly up to the next. Raises ConfigError when the trace's blocks are not made of whole ones.
+    spread evenly up to the next. Raises Unfit when the trace's blocks are not made of whole ones.
     """
     if workload.has_blocks and workload.block_size % block_size:
-        raise ConfigError(
-            f"fleet.block_size is {block_size}; the trace's blocks have {workload.block_size} tokens: "
-            "allowed are their divisors"
-        )
+        text = f"is {block_size}; the trace's blocks have {workload.block_size} tokens"
+        raise Unfit(("fleet", "block_size"), f"{text}: allowed are their divisors")
     parts = max(1, workload.block_size // block_size)
     names: dict[int, int] = {}
     start_s = workload.requests[0].at_s

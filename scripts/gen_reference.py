@@ -37,8 +37,7 @@ from anbar.core.fleet import EngineState
 from anbar.core.ids import EngineId
 from anbar.core.outcome import CostGauges, EngineGauges, FleetGauges
 from anbar.sim.engine.store import StoreFaultKind
-from anbar.tier import scope_counts
-from anbar.tier.part_counts import PART_BREAKER_STATE, PART_BREAKER_STATE_HELP, PART_KEYS, PART_KEYS_HELP
+from anbar.tier import part_counts, scope_counts
 from anbar.tier.tally import COUNTERS, GAUGES, Series
 
 PAGES = Path(__file__).resolve().parents[1] / "docs/reference"
@@ -188,8 +187,9 @@ def metrics() -> str:
         for name, (text, labels) in families.items()
     ]
     parts += [
-        f"| `{PART_KEYS}_total` | {PART_KEYS_HELP} Label `part` too. |",
-        f"| `{PART_BREAKER_STATE}` | {PART_BREAKER_STATE_HELP} Label `part` too. |",
+        f"| `{name}{end}` | {text} Labels: {', '.join(labels)}. Only of layered and replicated stores. |"
+        for end, families in (("_total", part_counts.COUNTERS), ("", part_counts.GAUGES))
+        for name, (text, labels) in families.items()
     ]
     return "\n".join(parts) + "\n"
 

@@ -62,6 +62,11 @@ class PartStats:
     keys: Mapping[tuple[str, str], int]
     """How many keys since it was opened, by operation (lookup, load, store; repair: copied to it afterwards)
     and result (an outcome, refused: passed over, dropped: not even tried)."""
+    used_bytes: int | None = None
+    capacity_bytes: int | None = None
+    """As the part's own `StoreStats`."""
+    num_evicted: int = 0
+    """Keys that it evicted since it was opened, as far as it told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -402,7 +402,7 @@ def test_an_evicted_key_is_told_when_no_layer_has_it() -> None:
 
 def test_occupancy_of_copies_and_layers() -> None:
     """Copies count as they are stored; of layers the last one counts; the parts are told by name, and those
-    of a part after it."""
+    of a part after it, each with what it holds, may hold and has evicted."""
     members = [MemoryStore("a", capacity_bytes=10**6), MemoryStore("b", capacity_bytes=10**6)]
     copies = replicated(members)
     store = layered([MemoryStore("near", capacity_bytes=1), copies])
@@ -413,6 +413,12 @@ def test_occupancy_of_copies_and_layers() -> None:
     assert stats.capacity_bytes == 2 * 10**6
     assert [part.id for part in stats.parts] == ["near", "replicated-test", "a", "b"]
     assert stats.parts[0].keys["store", "full"] == 1
+    size = len(VALUE)
+    assert [part.used_bytes for part in stats.parts] == [0, 2 * size, size, size]
+    assert [part.capacity_bytes for part in stats.parts] == [1, 2 * 10**6, 10**6, 10**6]
+    members[0].evict(KEY)
+    assert store.take_evicted() == []
+    assert [part.num_evicted for part in store.stats().parts] == [0, 0, 1, 0]
     assert StoreStats(None, None, None).parts == ()
     store.close()
 

@@ -152,14 +152,14 @@ class ComposedStore:
     def take_evicted(self) -> list[bytes]:
         evicted = []
         for index, part in enumerate(self._parts):
-            evicted += self._evictions.evicted(index, part.store.take_evicted())
+            evicted += self._evictions.evicted(index, part.take_evicted())
         return evicted
 
     def stats(self) -> StoreStats:
         every = [part.store.stats() for part in self._parts]
         parts: list[PartStats] = []
         for part, stats in zip(self._parts, every, strict=True):
-            parts += [part.stats(), *stats.parts]
+            parts += [part.stats(stats), *stats.parts]
         return replace(self._config.occupancy(every), parts=tuple(parts))
 
     def is_settled(self) -> bool:

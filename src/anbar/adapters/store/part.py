@@ -8,7 +8,7 @@ from enum import Enum
 
 from anbar.core.clock import Clock
 from anbar.tier.breaker import Breaker, Ticket, judge
-from anbar.tier.store import Outcome, PartStats, Store
+from anbar.tier.store import Outcome, PartStats, Store, StoreStats
 
 REFUSED = "refused"
 DROPPED = "dropped"
@@ -34,6 +34,7 @@ class Part:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._keys: Counter[tuple[str, str]] = Counter()
+        self._num_evicted = 0
 
     def call(
         self,
@@ -63,8 +64,22 @@ class Part:
             for result, num_keys in added.items():
                 self._keys[operation.value, result] += num_keys
 
-    def stats(self) -> PartStats:
-        """As of now."""
+    def take_evicted(self) -> list[bytes]:
+        """See `anbar.tier.store.Store`."""
+        evicted = self.store.take_evicted()
         with self._lock:
-            keys = dict(self._keys)
-        return PartStats(self.store.id, self.breaker.state().value, keys)
+            self._num_evicted += len(evicted)
+        return evicted
+
+    def stats(self, of_store: StoreStats) -> PartStats:
+        """As of now. `of_store`: what its store says of itself."""
+        with self._lock:
+            keys, num_evicted = dict(self._keys), self._num_evicted
+        return PartStats(
+            self.store.id,
+            self.breaker.state().value,
+            keys,
+            of_store.used_bytes,
+            of_store.capacity_bytes,
+            num_evicted,
+        )

@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from anbar.adapters.vllm.store_calls import Result, StoreCalls, Timeouts
 from anbar.core.clock import Clock
 from anbar.core.cost import PrefillCost
-from anbar.tier import scope_counts, wish
+from anbar.tier import part_counts, scope_counts, wish
 from anbar.tier.admission import Admission, Run, cost_gauges
 from anbar.tier.breaker import Breaker, BreakerState
 from anbar.tier.eviction import NOMINAL, chain_saves_s
@@ -41,13 +41,7 @@ from anbar.tier.found import GROUP_BYTES
 from anbar.tier.kept_out import Shadow
 from anbar.tier.load_speed import LoadSpeed
 from anbar.tier.lookups import Answer, Lookups, Question
-from anbar.tier.part_counts import (
-    PART_BREAKER_STATE,
-    PART_BREAKER_STATE_HELP,
-    PART_KEYS,
-    PART_KEYS_HELP,
-    PartCounts,
-)
+from anbar.tier.part_counts import PartCounts
 from anbar.tier.patience import Patience
 from anbar.tier.pressure import Pressure
 from anbar.tier.reuse import ReuseSketch
@@ -299,15 +293,10 @@ class SharedTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not the
         self._gauge(stats, CAPACITY_BYTES, store.capacity_bytes)
         self._gauge(stats, WRITABLE, store.is_writable)
         gauges, evicted = self._scope_counts.holdings(store)
-        for sample in gauges:
+        for sample in (*gauges, *part_counts.gauges(store.parts)):
             stats.set_gauge(sample.name, float(sample.value), (*self._label, *sample.labels))
-        for sample in evicted:
+        for sample in (*evicted, *self._part_counts.take(store.parts)):
             stats.increase_counter(sample.name, sample.value, (*self._label, *sample.labels))
-        for part in store.parts:
-            stats.set_gauge(PART_BREAKER_STATE, part.breaker, (*self._label, part.id))
-        for count in self._part_counts.take(store.parts):
-            labels = (*self._label, count.part, count.operation, count.result)
-            stats.increase_counter(PART_KEYS, count.num_keys, labels)
 
     def _gauge(self, stats: OffloadingConnectorStats, name: str, value: float | None) -> None:
         """None: not known."""
@@ -455,14 +444,14 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         **{name: OffloadingGaugeMetadata(text, store) for name, text in GAUGES.items()},
         **{
             name: OffloadingCounterMetadata(text, ("store", *labels))
-            for name, (text, labels) in scope_counts.COUNTERS.items()
+            for families in (scope_counts.COUNTERS, part_counts.COUNTERS)
+            for name, (text, labels) in families.items()
         },
         **{
             name: OffloadingGaugeMetadata(text, ("store", *labels))
-            for name, (text, labels) in scope_counts.GAUGES.items()
+            for families in (scope_counts.GAUGES, part_counts.GAUGES)
+            for name, (text, labels) in families.items()
         },
-        PART_KEYS: OffloadingCounterMetadata(PART_KEYS_HELP, ("store", "part", "operation", "result")),
-        PART_BREAKER_STATE: OffloadingGaugeMetadata(PART_BREAKER_STATE_HELP, ("store", "part")),
     }
 
 

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from anbar.apps.emulator.histograms import Histogram, Page
-from anbar.tier import scope_counts
-from anbar.tier.part_counts import (
-    PART_BREAKER_STATE,
-    PART_BREAKER_STATE_HELP,
-    PART_KEYS,
-    PART_KEYS_HELP,
-)
+from anbar.tier import part_counts, scope_counts
 from anbar.tier.tally import COUNTERS, GAUGES, Series
 
 
@@ -148,16 +142,16 @@ def tiering() -> list[Family]:
 
 
 def shared_tier() -> list[Family]:
-    """Of Anbar's tier. Scopes are not modelled: their metrics have no samples."""
+    """Of Anbar's tier. Scopes, and what parts of a store hold, are not modelled: their metrics have no
+    samples."""
     return [
         *(Family(series.value, Kind.COUNTER, series.help, (*_STORE, series.label)) for series in Series),
         *(Family(name, Kind.COUNTER, text, _STORE) for name, text in COUNTERS.items()),
         *(Family(name, Kind.GAUGE, text, _STORE) for name, text in GAUGES.items()),
         *(
             Family(name, kind, text, (*_STORE, *labels))
-            for kind, metrics in ((Kind.COUNTER, scope_counts.COUNTERS), (Kind.GAUGE, scope_counts.GAUGES))
+            for of in (scope_counts, part_counts)
+            for kind, metrics in ((Kind.COUNTER, of.COUNTERS), (Kind.GAUGE, of.GAUGES))
             for name, (text, labels) in metrics.items()
         ),
-        Family(PART_KEYS, Kind.COUNTER, PART_KEYS_HELP, (*_STORE, "part", "operation", "result")),
-        Family(PART_BREAKER_STATE, Kind.GAUGE, PART_BREAKER_STATE_HELP, (*_STORE, "part")),
     ]

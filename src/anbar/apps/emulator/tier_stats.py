@@ -11,8 +11,8 @@ from anbar.sim.engine.connector import Connector
 from anbar.sim.engine.shared import SharedLink
 from anbar.sim.engine.step import Step
 from anbar.sim.engine.tier_work import Answers, Move, TierWork
+from anbar.tier import part_counts
 from anbar.tier.admission import cost_gauges
-from anbar.tier.part_counts import PART_BREAKER_STATE, PART_KEYS, PartCounts
 from anbar.tier.tally import LOAD_BANDWIDTH, Series
 from anbar.tier.transfers import Direction
 
@@ -53,7 +53,7 @@ class TierStats:
             for direction in (_LOAD, _STORE):
                 self._families[name].begin(direction)
         self._is_tiering = settings.tiering
-        self._part_counts = PartCounts()
+        self._part_counts = part_counts.PartCounts()
 
     def show(self, page: Page, tiers: Connector) -> None:
         """All families, measured or not. What the store holds is looked up now: counting takes too long for
@@ -151,10 +151,10 @@ class TierStats:
         if link.capacity_bytes is not None:
             family["anbar_tier_capacity_bytes"].set(link.capacity_bytes, store)
         parts = link.part_stats()
-        for part in parts:
-            family[PART_BREAKER_STATE].set(part.breaker, store, part.id)
-        for count in self._part_counts.take(parts):
-            family[PART_KEYS].add(count.num_keys, store, count.part, count.operation, count.result)
+        for sample in part_counts.gauges(parts):
+            family[sample.name].set(sample.value, store, *sample.labels)
+        for sample in self._part_counts.take(parts):
+            family[sample.name].add(sample.value, store, *sample.labels)
 
     def _passed(self, seconds: Sequence[float]) -> list[float]:
         return [value / self._speed for value in seconds]

@@ -99,7 +99,11 @@ _SHARED: Mapping[str, _Family] = {
         for name in ("entries", "used_bytes", "quota_bytes")
     },
     "anbar_tier_part_keys_total": _Family("counter", ("operation", "part", "result", "store")),
-    "anbar_tier_part_breaker_state": _Family("gauge", ("part", "store")),
+    "anbar_tier_part_evicted_total": _Family("counter", ("part", "store")),
+    **{
+        f"anbar_tier_part_{name}": _Family("gauge", ("part", "store"))
+        for name in ("breaker_state", "used_bytes", "capacity_bytes")
+    },
     **_named(
         "anbar_tier_",
         "store",

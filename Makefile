@@ -39,7 +39,7 @@ test-engine: install model $(if $(ANBAR_ENGINE_PYTHON),,install-lmcache) ## the 
 
 # STORE=files (or valkey, s3, cluster, redis) for one of them; benchmarks/results/test-faults.json keeps the last results.
 # redis-server is Debian's; as root it is installed first.
-test-faults: install model ## every fault of every kind of store under real vLLM, three quarters of an hour
+test-faults: install model ## every fault of every kind of store under real vLLM, half an hour
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; } || { echo "first, as root: apt-get install --no-install-recommends redis-server"; exit 1; }
 	@ANBAR_FAULTS=all $(PYTEST) tests/engine/test_faults.py --timeout 1800 -v $(if $(STORE),-k $(STORE))
 

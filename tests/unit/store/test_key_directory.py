@@ -67,14 +67,14 @@ def test_engines_of_two_processes(tmp_path: Path) -> None:
     ):
         results: list[Any] = []
         asking, seconds = tier.begin(call, 1, {})
-        tier.submit(Sent(call, asking, seconds, Ticket(0), results), 0.0)
+        tier.submit(Sent(call, asking, seconds, seconds, Ticket(0), results))
         tier.advance(0.0)
         outcomes += [result.outcomes for result in results]
     assert outcomes == [[Outcome.HIT], [Outcome.HIT, Outcome.MISS], [Outcome.HIT]]
     shutil.rmtree(tmp_path / "store")
     results = []
     asking, seconds = other.begin(Question("s", (key(1),)), 1, {})
-    other.submit(Sent(Question("s", (key(1),)), asking, seconds, Ticket(0), results), 0.0)
+    other.submit(Sent(Question("s", (key(1),)), asking, seconds, seconds, Ticket(0), results))
     other.advance(0.0)
     assert results[0].outcomes == [Outcome.ERROR]
 

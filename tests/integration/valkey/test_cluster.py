@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from anbar.adapters.store.valkey.names import NUM_SLOTS, Names, slot
+from anbar.adapters.store.valkey.names import NUM_SLOTS, Names, damaged_name, slot
 from anbar.adapters.store.valkey.store import ValkeyStore
 from anbar.core.clock import ManualClock
 from anbar.testing.store_contract import TIMEOUT_S, VALUE, StoreContract, exists, get, put
@@ -125,3 +125,23 @@ def test_a_dead_node_and_a_failover(servers: list[Server], store: ValkeyStore) -
     servers[0], servers[PRIMARIES] = replica, dead  # as other tests want them
     dead.start()
     wait_until(lambda: "master_link_status:up" in info(dead, b"INFO"))
+
+
+def test_damaged_entries_are_kept_where_they_were(servers: list[Server], store: ValkeyStore) -> None:
+    """Each by the node that has its slot."""
+    names = Names(NAMESPACE)
+    keys = KEYS[:8]
+    for key in keys:
+        put(store, key, VALUE)
+    expected = set()
+    for one in servers[:PRIMARIES]:
+        for name in one.names():
+            one.ask(b"APPEND", name, b"?")
+            expected.add((one.node, damaged_name(name)))
+    assert len({node for node, _ in expected}) > 1
+    assert {name for _, name in expected} == {damaged_name(names.name(key, "")) for key in keys}
+    for key in keys:
+        assert get(store, key, len(VALUE))[0] is Outcome.CORRUPT
+    assert {(one.node, name) for one in servers[:PRIMARIES] for name in one.names()} == expected
+    assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT
+    assert [name for one in servers[:PRIMARIES] for name in one.names()] == []

@@ -223,6 +223,10 @@ def test_a_password(guarded: Server, user: str | None) -> None:
         wait_until(one_is_heard)
         put(store, KEY, VALUE)
         assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT
+        put(store, KEY, VALUE)
+        assert get(store, KEY, len(VALUE) - 1)[0] is Outcome.CORRUPT
+        assert exists(store, KEY) is Outcome.MISS
+        assert store.delete_scope("", timeout_s=TIMEOUT_S) is Outcome.HIT  # what was kept aside
 
 
 @pytest.mark.parametrize(("user", "password"), [(None, None), (None, "wrong-word"), ("nobody", PASSWORD)])

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from anbar.adapters.store.buffers import as_bytes
 from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
+from anbar.adapters.store.valkey.names import damaged_name
 from anbar.adapters.store.valkey.replies import OtherLength, ProtocolError, ServerError
 from anbar.adapters.store.valkey.wire import Request, Wire
 from anbar.tier.store import Outcome, Scope
@@ -67,6 +68,25 @@ def remove(name: bytes) -> Ask:
     return Ask(name, b"UNLINK")
 
 
+class KeepAside:
+    """Gives a damaged entry another name. MISS when that was not done: one of the same entry is there
+    already, the entry is gone, or this user may not."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+
+    def request(self) -> Request:
+        return (b"RENAMENX", self.name, damaged_name(self.name))
+
+    def receive(self, wire: Wire, deadline_s: float) -> Result:
+        reply = wire.reply(deadline_s)
+        if isinstance(reply, ServerError):
+            # No such key; the right is missing; half of a moving slot's names are elsewhere.
+            is_refusal = reply.code in ("ERR", "NOPERM", "TRYAGAIN")
+            return Outcome.MISS if is_refusal else reply
+        return Outcome.HIT if reply == 1 else Outcome.MISS
+
+
 class Read:
     """Reads an entry into the caller's memory; its life begins anew."""
 
@@ -85,6 +105,8 @@ class Read:
         self._payload = as_bytes(buffer)
         self._checks = checks
         self._ttl_s = ttl_s
+        self.num_bytes = HEADER_BYTES + len(self._payload)
+        """Of the value; what it was to have, until another length has come."""
 
     def request(self) -> Request:
         if self._ttl_s is None:
@@ -107,6 +129,7 @@ class Read:
         if reply is None:
             return Outcome.MISS
         if isinstance(reply, OtherLength):
+            self.num_bytes = reply.num_bytes
             return Outcome.CORRUPT
         return Outcome.HIT if running.header() == header else Outcome.CORRUPT
 

@@ -5,6 +5,10 @@
 Namespace and scope are digests in hex, so a list of names tells nothing of tenants. A key of up to 96 bytes
 stands there in hex (an engine's have 36), so that whoever hears of a name's end knows what it held; a longer
 one is named by its digest. There is no hash tag: the entries of one prompt are to be spread over a cluster.
+
+    anbar:1:damaged:<scope>:{<the entry's name>}
+
+What a damaged entry is called when it is kept aside. The hash tag leaves it in the entry's slot.
 """
 
 import binascii
@@ -42,6 +46,12 @@ class Names:
 def scope_pattern(scope: str) -> bytes:
     """What the names of a scope's entries in every namespace look like, for SCAN."""
     return _START + b"*:" + _hex(short_digest(scope.encode())) + b":*"
+
+
+def damaged_name(name: bytes) -> bytes:
+    """Where an entry is kept when it is damaged; `scope_pattern` fits it too."""
+    scope = name.split(b":")[3]
+    return _START + b"damaged:" + scope + b":{" + name + b"}"
 
 
 def slot(name: bytes) -> int:

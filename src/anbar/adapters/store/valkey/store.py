@@ -17,6 +17,7 @@ from functools import partial
 from anbar.adapters.store.deadline import DeadlineRunner
 from anbar.adapters.store.record import RecordFormat
 from anbar.adapters.store.valkey.commands import Command, Read, Write, exists, remove, renew
+from anbar.adapters.store.valkey.damaged import Damaged
 from anbar.adapters.store.valkey.exchange import Exchange
 from anbar.adapters.store.valkey.names import Names, scope_pattern
 from anbar.adapters.store.valkey.nodes import Nodes
@@ -52,10 +53,15 @@ class ValkeyConfig:
     scopes: Scopes = field(default_factory=Scopes)
     """What scopes have a time to live of their own."""
 
+    def scope_ttl_of(self, scope: Scope) -> int | None:
+        """What a scope has of its own, in whole seconds, at least one. None: it has none."""
+        ttl_s = self.scopes.of(scope).ttl_s
+        return None if ttl_s is None else max(1, math.ceil(ttl_s))
+
     def ttl_of(self, scope: Scope) -> int | None:
         """In whole seconds, as servers count it; at least one."""
-        ttl_s = self.scopes.of(scope).ttl_s
-        return self.ttl_s if ttl_s is None else max(1, math.ceil(ttl_s))
+        ttl_s = self.scope_ttl_of(scope)
+        return self.ttl_s if ttl_s is None else ttl_s
 
     @property
     def has_ttl(self) -> bool:
@@ -79,6 +85,7 @@ class ValkeyStore:
             clock=clock,
         )
         self._exchange = Exchange(self._nodes)
+        self._damaged = Damaged(self._exchange, clock)
         self._watch = Watch(self._nodes, self._names, config.login.db, has_ttl=config.has_ttl)
         self._is_open = False
 
@@ -128,8 +135,8 @@ class ValkeyStore:
             for name, key, buffer in zip(names, keys, buffers, strict=True)
         ]
         outcomes = self._run(reads, deadline_s, _values_depth(buffers))
-        damaged = [name for name, found in zip(names, outcomes, strict=True) if found is Outcome.CORRUPT]
-        self._run([remove(name) for name in damaged], deadline_s, _QUESTIONS_DEPTH)
+        damaged = [read for read, found in zip(reads, outcomes, strict=True) if found is Outcome.CORRUPT]
+        self._damaged.take(damaged, self._config.scope_ttl_of(scope), deadline_s)
         return outcomes
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:

@@ -18,8 +18,8 @@ from anbar.adapters.store.valkey.wire import Node, Refused, Wire
 from anbar.core.errors import StoreError
 from anbar.tier.store import StoreStats
 
-_ENDS = (b"expired", b"evicted", b"del")
-"""Keyspace events after which an entry is not there any more."""
+_ENDS = (b"expired", b"evicted", b"del", b"rename_from")
+"""Keyspace events after which an entry is not there any more. The last: it was damaged, and is kept aside."""
 _MAX_EVICTED = 100_000
 _PATIENCE_S = 2.0
 """Longest wait for one answer."""

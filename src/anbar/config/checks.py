@@ -9,7 +9,7 @@ from anbar.config.managed import EMULATED_ARGS, MANAGED_ARGS, MANAGED_ENV, manag
 from anbar.config.models import AnbarConfig, Device, EngineConfig, LaunchConfig
 from anbar.config.problems import KeyPath, Problem
 from anbar.config.roles import check_roles
-from anbar.config.scope_rules import check_mode, check_quotas
+from anbar.config.scope_rules import check_mode
 from anbar.config.sizes import format_size
 from anbar.config.split import SplitVia, nixl_port
 from anbar.config.store_checks import check_store
@@ -37,7 +37,6 @@ def check(config: AnbarConfig) -> Iterator[Problem]:
     if config.tenants is not None:
         yield from check_tenants(config.tenants)
         yield from check_mode(config.tenants, config.cache)
-        yield from check_quotas(config.tenants, config.cache.store)
 
 
 def engine_ids(engine: EngineConfig) -> list[str]:

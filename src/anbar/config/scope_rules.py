@@ -9,7 +9,6 @@ from pydantic import Field, StringConstraints, ValidationError
 from anbar.config.fields import Bytes, ConfigModel, NamedPath, Seconds
 from anbar.config.models import CacheConfig, CacheMode
 from anbar.config.problems import KeyPath, Problem, dotted, from_pydantic
-from anbar.config.stores import StoreConfig, StoreKind, members_of
 from anbar.config.tenants import DEFAULT_SCOPE, ScopeConfig, TenantsConfig
 from anbar.core.errors import ConfigError
 from anbar.tier.scopes import ScopeRules, Scopes
@@ -23,10 +22,6 @@ MAX_NAMED = 200
 on the engine's command line."""
 
 _KEYS = ("quota_bytes", "ttl_s", "encrypt")
-_WITHOUT_QUOTA = {
-    StoreKind.S3: "a bucket cannot tell what one tenant takes; bound it by `ttl_s`",
-    StoreKind.VALKEY: "a server cannot tell what one tenant takes; bound it by `ttl_s`",
-}
 
 
 class RulesConfig(ConfigModel):
@@ -91,16 +86,6 @@ def check_mode(tenants: TenantsConfig, cache: CacheConfig) -> Iterator[Problem]:
     for path, rules in _all(tenants):
         for key in rules.model_dump(include=kept_by_none, exclude_defaults=True):
             yield Problem((*path, key), f"needs cache.mode {CacheMode.SHARED}, and that is {cache.mode}")
-
-
-def check_quotas(tenants: TenantsConfig, store: StoreConfig) -> Iterator[Problem]:
-    """Quotas that the store cannot keep."""
-    wrong = [(path, one.kind) for path, one in members_of(store) if one.kind in _WITHOUT_QUOTA]
-    for path, rules in _all(tenants):
-        if rules.quota_bytes is not None and wrong:
-            where, kind = wrong[0]
-            text = f"cannot be kept by {dotted(where)}, of kind {kind}: {_WITHOUT_QUOTA[kind]}"
-            yield Problem((*path, "quota_bytes"), text)
 
 
 def _all(tenants: TenantsConfig) -> Iterator[tuple[KeyPath, ScopeConfig]]:

@@ -38,7 +38,8 @@ class ScopeConfig(ConfigModel):
     """What one scope may have of the shared store."""
 
     quota_bytes: Annotated[Bytes, Field(ge=1)] | None = None
-    """Most bytes of its entries in the store. null: as much as there is room."""
+    """Most bytes of its entries in the store; in Valkey and S3 kept by listing them from time to time. null:
+    as much as there is room."""
 
     ttl_s: Seconds | None = None
     """Its entries that were not used for so long are misses, and are removed. null: the store's own rule."""

@@ -40,6 +40,11 @@ class Scopes:
         """All rules that there are."""
         return (self.default, *self.named.values())
 
+    @property
+    def has_quota(self) -> bool:
+        """Whether anybody is bounded."""
+        return any(rules.quota_bytes is not None for rules in self.every)
+
     def with_quotas(self, share: float) -> "Scopes":
         """The same with a share of each quota, at least one byte."""
 

@@ -118,6 +118,10 @@ class Rations:
             ration = self._rations.setdefault(name, self._new(self._scopes.default))
         return ration
 
+    def each(self) -> list[tuple[str, Ration]]:
+        """With the names of the scopes' directories."""
+        return list(self._rations.items())
+
     def begin(self) -> None:
         """A look begins."""
         for ration in list(self._rations.values()):

@@ -153,8 +153,7 @@ class Objects:
         """Remove everything below `<parent>/<any>/<child>`; MISS when there was nothing."""
         outcome = Outcome.MISS
         try:
-            listed = await obstore.list_with_delimiter_async(self._reads, parent)
-            for prefix in listed["common_prefixes"]:
+            for prefix in await self.directories(parent):
                 async for page in self.pages(f"{prefix}/{child}"):
                     await self.delete_all([meta["path"] for meta in page])
                     outcome = Outcome.HIT
@@ -165,6 +164,11 @@ class Objects:
     def pages(self, prefix: str) -> "AsyncIterator[Sequence[ObjectMeta]]":
         """Everything below a prefix. Raises what the client raises."""
         return obstore.list(self._reads, prefix, chunk_size=_NAMES_PER_PAGE)
+
+    async def directories(self, parent: str) -> Sequence[str]:
+        """What is right below a prefix. Raises what the client raises."""
+        listed = await obstore.list_with_delimiter_async(self._reads, parent)
+        return listed["common_prefixes"]
 
     async def delete_all(self, names: Sequence[str]) -> None:
         """Remove objects. Raises what the client raises."""

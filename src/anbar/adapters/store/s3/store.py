@@ -9,12 +9,13 @@
   a request for each of 256 fan-outs, twelve times as dear at AWS.
 - A put asks first whether the object is there, and uploads only when not: asking in the upload itself
   (`If-None-Match`) sends the value all the same.
-- Entries end by age (`sweep`). There is no bound in bytes, nor a recency: S3 does not tell who reads.
+- Entries end by age (`sweep`). There is no bound in bytes but scopes' quotas, which are kept by looks at what
+  is there (`census`, `ledger`), nor a recency: S3 does not tell who reads.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +23,10 @@ import numpy as np
 
 from anbar.adapters.store.buffers import BufferPool, Bytes, as_bytes
 from anbar.adapters.store.layout import Layout, scope_dir
+from anbar.adapters.store.ledger import Pace, ledger_of
 from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
 from anbar.adapters.store.requests import RequestLoop, Work
+from anbar.adapters.store.s3.census import Census
 from anbar.adapters.store.s3.client import Place
 from anbar.adapters.store.s3.objects import Limits, Objects
 from anbar.adapters.store.s3.probe import Health, probe
@@ -32,6 +35,9 @@ from anbar.adapters.store.s3.sweep import Sweep
 from anbar.core.errors import StoreError
 from anbar.tier.scopes import Scopes
 from anbar.tier.store import Outcome, PutItem, Scope, StoreStats
+
+_PACE = Pace(period_s=600.0, shortest_s=10.0, rest=19.0)
+"""Of looks at what scopes hold, which cost a request for every thousand objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,8 @@ class S3StoreConfig:
     ttl_s: float | None = None
     """Age at which an entry counts as missing."""
     scopes: Scopes = field(default_factory=Scopes)
-    """What scopes have an age of their own."""
+    """What scopes have a quota, or an age of their own."""
+    pace: Pace = _PACE
     sweep: bool = True
     """Whether this store removes what is too old; needless where the bucket has a lifecycle rule."""
 
@@ -79,6 +86,8 @@ class S3Store:
         self._buffers = BufferPool(max_buffers=config.concurrency)
         self._loop = RequestLoop(config.concurrency, "anbar-s3")
         self._sweep = Sweep(self.layout)
+        census = Census(self.layout, self._objects, self._loop, config.timeout_s, self._sweep.removed)
+        self._ledger = ledger_of(config.scopes, census, config.pace, str(config.place))
         self._is_open = False
 
     def open(self) -> str:
@@ -102,6 +111,8 @@ class S3Store:
             raise StoreError(health.refusal)
         if config.sweep and self._limits.shortest_s is not None:
             self._loop.begin(partial(self._sweep.run, self._objects, self._limits))
+        if self._ledger is not None:
+            self._ledger.start()
         self._is_open = True
         return health.warning
 
@@ -156,16 +167,21 @@ class S3Store:
         missing: list[int] = []
         looks = [partial(self._objects.look, name) for name in names]
         for index, found in self._loop.run(looks, deadline_s):
-            is_whole = found.num_bytes == HEADER_BYTES + items[index].data.nbytes
-            if found.outcome is Outcome.MISS or (found.outcome is Outcome.HIT and not is_whole):
-                missing.append(index)
-            else:
+            num_bytes = _num_bytes(items[index])
+            is_whole = found.num_bytes == num_bytes
+            if not (found.outcome is Outcome.MISS or (found.outcome is Outcome.HIT and not is_whole)):
                 outcomes[index] = found.outcome
+            elif self._ledger is not None and not self._ledger.admits(scope, names[index], num_bytes):
+                outcomes[index] = Outcome.OVER_QUOTA
+            else:
+                missing.append(index)
         works = (self._write(items[index], names[index], scope) for index in missing)
         for number, (outcome, record) in self._loop.run(works, deadline_s):
             outcomes[missing[number]] = outcome
             if outcome is Outcome.HIT:  # of a failed upload the client may hold the buffer still
                 self._buffers.give(record)
+            elif self._ledger is not None and outcome is not Outcome.TIMEOUT:  # it may have been written
+                self._ledger.withdrew(scope, record.nbytes)
         return outcomes
 
     def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
@@ -180,16 +196,21 @@ class S3Store:
         work = partial(self._objects.delete_below, str(self.layout.version_dir), scope_dir(scope))
         for _, result in self._loop.run([work], time.monotonic() + timeout_s):
             outcome = result
+        if self._ledger is not None and outcome is Outcome.HIT:
+            self._ledger.emptied(scope)
         return outcome
 
     def take_evicted(self) -> list[bytes]:
         return self._sweep.take_evicted()
 
     def stats(self) -> StoreStats:
-        return self._sweep.stats()
+        stats = self._sweep.stats()
+        return stats if self._ledger is None else replace(stats, scopes=self._ledger.stats())
 
     def close(self) -> None:
         self._is_open = False
+        if self._ledger is not None:
+            self._ledger.close()
         self._loop.close()
 
     def _write(self, item: PutItem, name: str, scope: Scope) -> Work[tuple[Outcome, Bytes]]:
@@ -211,3 +232,7 @@ class S3Store:
     def _unknown(self, num_keys: int) -> list[Outcome]:
         """What is said of keys whose requests do not end in time."""
         return [Outcome.TIMEOUT if self._is_open else Outcome.ERROR] * num_keys
+
+
+def _num_bytes(item: PutItem) -> int:
+    return HEADER_BYTES + item.data.nbytes

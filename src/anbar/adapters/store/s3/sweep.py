@@ -8,6 +8,7 @@ random times, so that one usually finds nothing to do. Where that is too much, a
 import asyncio
 import random
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 
 from anbar.adapters.store.layout import VERSION_DIR, Layout, key_of, version_of
@@ -35,6 +36,12 @@ class Sweep:
         """Keys of this namespace that were removed since the last call."""
         return [self._evicted.popleft() for _ in range(len(self._evicted))]
 
+    def removed(self, paths: Iterable[str]) -> None:
+        """Objects were removed, to be told if they are of this namespace."""
+        own = f"{self._layout.namespace_dir}/"
+        keys = (key_of(path.rpartition("/")[2]) for path in paths if path.startswith(own))
+        self._evicted.extend(key for key in keys if key is not None)
+
     def stats(self) -> StoreStats:
         """What the last pass left; unknown until there was one."""
         return self._stats
@@ -51,15 +58,13 @@ class Sweep:
 
     async def once(self, objects: Objects, limits: Limits) -> None:
         """One pass. Raises what the client raises."""
-        own = f"{self._layout.namespace_dir}/"
         num_entries = used_bytes = 0
         async for listed in objects.pages(str(self._layout.root)):
             page = [meta for meta in listed if self._is_known(meta["path"])]
             old = [meta["path"] for meta in page if limits.is_expired(meta)]
             if old:
                 await objects.delete_all(old)
-            keys = (key_of(path.rpartition("/")[2]) for path in old if path.startswith(own))
-            self._evicted.extend(key for key in keys if key is not None)
+            self.removed(old)
             num_entries += len(page) - len(old)
             used_bytes += sum(meta["size"] for meta in page if not limits.is_expired(meta))
         self._stats = StoreStats(num_entries, used_bytes, None)

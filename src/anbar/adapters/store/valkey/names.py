@@ -13,10 +13,12 @@ What a damaged entry is called when it is kept aside. The hash tag leaves it in 
 
 import binascii
 
+from anbar.adapters.store.layout import scope_dir
 from anbar.adapters.store.record import key_digest, short_digest
 
 NUM_SLOTS = 16384
 _START = b"anbar:1:"
+_DAMAGED = b"damaged"
 _MAX_NAMED_KEY_BYTES = 96
 _DIGEST_MARK = b"~"
 
@@ -43,15 +45,33 @@ class Names:
             return None
 
 
+ALL_ENTRIES = _START + b"*"
+"""What the names of all entries look like, for SCAN."""
+
+
 def scope_pattern(scope: str) -> bytes:
-    """What the names of a scope's entries in every namespace look like, for SCAN."""
-    return _START + b"*:" + _hex(short_digest(scope.encode())) + b":*"
+    """What the names of a scope's entries in every namespace look like."""
+    return dir_pattern(scope_dir(scope))
+
+
+def dir_pattern(directory: str) -> bytes:
+    """The same, by what directories of the scope are called."""
+    return _START + b"*:" + directory.encode() + b":*"
+
+
+def dir_of(name: bytes) -> str:
+    """What directories of an entry's scope are called; "" when the name is no entry's, or a damaged one's:
+    those have a bound of their own."""
+    match name.removeprefix(_START).split(b":", 2):
+        case [namespace, scope, _] if namespace != _DAMAGED:
+            return scope.decode("ascii", "replace")
+    return ""
 
 
 def damaged_name(name: bytes) -> bytes:
     """Where an entry is kept when it is damaged; `scope_pattern` fits it too."""
     scope = name.split(b":")[3]
-    return _START + b"damaged:" + scope + b":{" + name + b"}"
+    return _START + _DAMAGED + b":" + scope + b":{" + name + b"}"
 
 
 def slot(name: bytes) -> int:

@@ -5,17 +5,21 @@
   nothing touches the caller's memory afterwards, into which values are read directly.
 - The server evicts by its own rules (`maxmemory`, `maxmemory-policy`), which are looked at when the store is
   opened. Reading or storing an entry again begins its time to live anew.
+- Quotas of scopes are kept by looks at what is there (`census`, `ledger`).
 - Replicas and failover are the cluster's own. Entries are read from primaries alone.
 """
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from anbar.adapters.store.deadline import DeadlineRunner
-from anbar.adapters.store.record import RecordFormat
+from anbar.adapters.store.layout import scope_dir
+from anbar.adapters.store.ledger import Pace, ledger_of
+from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
+from anbar.adapters.store.valkey.census import Census
 from anbar.adapters.store.valkey.commands import Command, Read, Write, exists, remove, renew
 from anbar.adapters.store.valkey.damaged import Damaged
 from anbar.adapters.store.valkey.exchange import Exchange
@@ -36,6 +40,8 @@ _AHEAD_BYTES = 512 * 1024
 and no more than fits between two sockets. What does not fit waits for timers of TCP: with four times as much,
 values of 64 KiB on loopback took 500 us each instead of 60."""
 _MOST_AHEAD = 64
+_PACE = Pace(period_s=60.0, shortest_s=1.0)
+"""Of looks at what scopes hold; within a look, `census` spares the servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,8 @@ class ValkeyConfig:
     """Seconds until an entry that nobody uses ends. None: never."""
     login: Login = field(default_factory=Login)
     scopes: Scopes = field(default_factory=Scopes)
-    """What scopes have a time to live of their own."""
+    """What scopes have a quota, or a time to live of their own."""
+    pace: Pace = _PACE
 
     def scope_ttl_of(self, scope: Scope) -> int | None:
         """What a scope has of its own, in whole seconds, at least one. None: it has none."""
@@ -62,6 +69,12 @@ class ValkeyConfig:
         """In whole seconds, as servers count it; at least one."""
         ttl_s = self.scope_ttl_of(scope)
         return self.ttl_s if ttl_s is None else ttl_s
+
+    def dirs_have_ttl(self) -> Callable[[str], bool]:
+        """As `ttl_of` is not None, by what directories of scopes are called."""
+        named = {scope_dir(scope): self.ttl_of(scope) is not None for scope in self.scopes.named}
+        default = self.ttl_s is not None or self.scopes.default.ttl_s is not None
+        return lambda directory: named.get(directory, default)
 
     @property
     def has_ttl(self) -> bool:
@@ -87,6 +100,9 @@ class ValkeyStore:
         self._exchange = Exchange(self._nodes)
         self._damaged = Damaged(self._exchange, clock)
         self._watch = Watch(self._nodes, self._names, config.login.db, has_ttl=config.has_ttl)
+        self._census = Census(self._nodes, self._exchange, config.dirs_have_ttl())
+        where = f"Valkey at {', '.join(config.nodes)}"
+        self._ledger = ledger_of(config.scopes, self._census, config.pace, where)
         self._is_open = False
 
     def open(self) -> None:
@@ -109,6 +125,8 @@ class ValkeyStore:
             self.close()
             raise
         self._watch.start()
+        if self._ledger is not None:
+            self._ledger.start()
 
     @property
     def id(self) -> str:
@@ -145,7 +163,13 @@ class ValkeyStore:
         names = [self._names.name(item.key, scope) for item in items]
         ttl_s = self._config.ttl_of(scope)
         outcomes = self._run([renew(name, ttl_s) for name in names], deadline_s, _QUESTIONS_DEPTH)
-        missing = [index for index, outcome in enumerate(outcomes) if outcome is Outcome.MISS]
+        missing = []
+        for index, outcome in enumerate(outcomes):
+            if outcome is Outcome.MISS:
+                if self._admits(scope, names[index], items[index]):
+                    missing.append(index)
+                else:
+                    outcomes[index] = Outcome.OVER_QUOTA
         writes = [
             Write(names[index], items[index].key, scope, items[index].data, self._checks, ttl_s)
             for index in missing
@@ -153,6 +177,8 @@ class ValkeyStore:
         depth = _values_depth([item.data for item in items])
         for index, outcome in zip(missing, self._run(writes, deadline_s, depth), strict=True):
             outcomes[index] = outcome
+            if self._ledger is not None and outcome in (Outcome.ERROR, Outcome.FULL):
+                self._ledger.withdrew(scope, _num_bytes(items[index]))
         return outcomes
 
     def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
@@ -164,7 +190,10 @@ class ValkeyStore:
         through; what was found until then is gone."""
         if not self._is_open:
             return Outcome.ERROR
-        return purge(self._nodes, self._exchange, scope_pattern(scope), _deadline_s(timeout_s))
+        outcome = purge(self._nodes, self._exchange, scope_pattern(scope), _deadline_s(timeout_s))
+        if self._ledger is not None and outcome is Outcome.HIT:
+            self._ledger.emptied(scope)
+        return outcome
 
     def take_evicted(self) -> list[bytes]:
         """What the server told to have expired, been evicted or been removed by anybody; nothing where its
@@ -173,20 +202,31 @@ class ValkeyStore:
 
     def stats(self) -> StoreStats:
         """Memory of the servers, whatever is in it, as of some seconds ago."""
-        return self._watch.stats()
+        stats = self._watch.stats()
+        return stats if self._ledger is None else replace(stats, scopes=self._ledger.stats())
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             self._watch.close()
+            self._census.close()
+            if self._ledger is not None:
+                self._ledger.close()
             self._nodes.close()
             self._exchange.close()
             self._runner.close()
+
+    def _admits(self, scope: Scope, name: bytes, item: PutItem) -> bool:
+        return self._ledger is None or self._ledger.admits(scope, name, _num_bytes(item))
 
     def _run(self, commands: Sequence[Command], deadline_s: float, depth: int) -> list[Outcome]:
         if not self._is_open:
             return [Outcome.ERROR] * len(commands)
         return self._exchange.run(commands, deadline_s, depth) if commands else []
+
+
+def _num_bytes(item: PutItem) -> int:
+    return HEADER_BYTES + item.data.nbytes
 
 
 def _values_depth(buffers: Sequence[memoryview]) -> int:

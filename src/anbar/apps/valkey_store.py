@@ -7,6 +7,7 @@ from anbar.adapters.store.valkey.wire import Login, Node, Tls
 from anbar.apps.clock import SystemClock
 from anbar.apps.store_password import password_of
 from anbar.config.stores import StoreConfig
+from anbar.core.errors import StoreError
 from anbar.tier.scopes import NO_SCOPES, Scopes
 from anbar.tier.store import Outcome
 
@@ -23,6 +24,18 @@ def open_valkey(config: StoreConfig, id: str, namespace: bytes, scopes: Scopes =
     store = ValkeyStore(valkey, namespace, SystemClock())
     store.open()
     return store
+
+
+def try_quotas(config: StoreConfig) -> str:
+    """Why quotas of tenants could not be kept in it, "" when they can. Raises as `open_valkey` does."""
+    store = open_valkey(config, "doctor", b"doctor")
+    try:
+        store.try_quotas()
+    except StoreError as error:
+        return str(error)
+    finally:
+        store.close()
+    return ""
 
 
 def try_valkey(config: StoreConfig) -> str | None:

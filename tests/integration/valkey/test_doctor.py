@@ -1,9 +1,11 @@
 """What the doctor says of a store in Valkey, and a store opened from its configuration."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from anbar.adapters.store.valkey.wire import Login, dial
 from anbar.apps.doctor.finding import Finding, Level
 from anbar.apps.doctor.run import check_store
 from anbar.apps.stores import open_store
@@ -29,8 +31,9 @@ def settings(node: str, **valkey: object) -> dict[str, object]:
     return {"kind": "valkey", "timeout_s": TIMEOUT_S, "valkey": patient}
 
 
-def finding(node: str, **valkey: object) -> Finding:
-    config = AnbarConfig.model_validate({"cache": {"store": settings(node, **valkey)}})
+def finding(node: str, tenants: object = None, **valkey: object) -> Finding:
+    said = {"cache": {"store": settings(node, **valkey)}, "tenants": tenants}
+    config = AnbarConfig.model_validate(said)
     (found,) = check_store(config)
     return found
 
@@ -47,6 +50,30 @@ def test_a_server_that_answers(one: Server, monkeypatch: pytest.MonkeyPatch) -> 
         assert words in wrong.detail
         assert "cache.store.valkey" in wrong.fix
         assert PASSWORD not in str(wrong)
+
+
+def test_a_user_who_may_not_keep_quotas(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said before an engine stores next to nothing. Without quotas, or with the rights, all is well."""
+    monkeypatch.setenv("PASSWORD", PASSWORD)
+    login = {"username": "few", "password_env": "PASSWORD"}
+    administer(one, "SETUSER", "few", "on", f">{PASSWORD}", "~anbar:*", "&*", "+@all", "-strlen")
+    tenants = {"header": "x-tenant", "by_name": {"a": {}}, "scopes": {"a": {"quota_bytes": "1GiB"}}}
+    wrong = finding(one.node, tenants, **login)
+    assert wrong.level is Level.WARN
+    assert "strlen" in wrong.detail
+    assert "store-valkey.md" in wrong.fix
+    assert finding(one.node, **login).level is Level.OK
+    administer(one, "SETUSER", "few", "+strlen")
+    assert finding(one.node, tenants, **login).level is Level.OK
+
+
+def administer(one: Server, *words: str) -> None:
+    """An ACL command, which needs the password."""
+    login = Login(password=lambda: PASSWORD, connect_timeout_s=TIMEOUT_S)
+    wire = dial(one.node, login)
+    request = (b"ACL", *(word.encode() for word in words))
+    assert wire.call(*request, deadline_s=time.monotonic() + TIMEOUT_S) == b"OK"
+    wire.close()
 
 
 def test_a_server_that_does_not() -> None:

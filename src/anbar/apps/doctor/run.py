@@ -80,7 +80,7 @@ def check_store(config: AnbarConfig) -> Iterator[Finding]:
         elif store.kind is StoreKind.S3:
             findings.append(check_bucket(store, key=f"{dotted(path)}.s3"))
         elif store.kind is StoreKind.VALKEY:
-            findings.append(check_servers(store, key=f"{dotted(path)}.valkey"))
+            findings.append(check_servers(store, f"{dotted(path)}.valkey", config.tenants))
     starts = any(finding.level is not Level.FAIL for finding in findings)
     for finding in findings:
         bad = finding.level is Level.FAIL

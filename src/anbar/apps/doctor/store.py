@@ -6,9 +6,10 @@ from urllib.parse import urlsplit
 
 from anbar.apps.doctor.finding import Finding, fail, ok, warn
 from anbar.apps.s3_store import try_s3
-from anbar.apps.valkey_store import try_valkey
+from anbar.apps.valkey_store import try_quotas, try_valkey
 from anbar.config.exchange import host_and_port
 from anbar.config.stores import StoreConfig
+from anbar.config.tenants import TenantsConfig
 from anbar.core.errors import ConfigError, StoreError
 
 _FIX = "start it, or look why it fails; engines go on without it until it answers"
@@ -26,6 +27,11 @@ def _is_plain(address: tuple[str, int], question: bytes, answers: re.Pattern[byt
             return answers.match(connection.recv(64)) is not None
     except OSError:
         return False
+
+
+def _has_quota(tenants: TenantsConfig | None) -> bool:
+    rules = () if tenants is None else (tenants.default, *tenants.scopes.values())
+    return any(of.quota_bytes is not None for of in rules)
 
 
 def check_bucket(store: StoreConfig, key: str) -> Finding:
@@ -47,10 +53,13 @@ def check_bucket(store: StoreConfig, key: str) -> Finding:
     return ok("store", f"bucket {store.s3.bucket} can be written, read, listed and cleared")
 
 
-def check_servers(store: StoreConfig, key: str) -> Finding:
-    """As `check_bucket`, of a store in Valkey."""
+def check_servers(store: StoreConfig, key: str, tenants: TenantsConfig | None) -> Finding:
+    """As `check_bucket`, of a store in Valkey; with quotas of tenants also whether they could be kept."""
+    lacking = ""
     try:
         warning = try_valkey(store)
+        if not warning and _has_quota(tenants):
+            lacking = try_quotas(store)
     except (ConfigError, StoreError) as error:
         return fail("store", str(error), f"correct {key}, or what it names")
     assert store.valkey is not None, "it was opened"
@@ -61,4 +70,7 @@ def check_servers(store: StoreConfig, key: str) -> Finding:
                 return warn("store", f"Valkey at {node} answers without TLS, and {key}.tls asks for it", fix)
     if warning:
         return warn("store", warning, _FIX)
+    if lacking:
+        fix = f"give the user of {key} the rights that docs/guides/store-valkey.md names for quotas"
+        return warn("store", f"tenants' quotas are not kept, and almost nothing of theirs is: {lacking}", fix)
     return ok("store", f"Valkey at {', '.join(store.valkey.nodes)} answers")

@@ -40,11 +40,14 @@ class Census:
         self._closed = Event()
 
     def entries(self, scopes: Collection[str] | None) -> Iterator[Seen[bytes]]:
-        primaries = self._exchange.know_nodes(_deadline_s())
-        if not primaries:
-            raise StoreError("no node of the cluster tells who has entries")
-        for node in primaries:
-            yield from self._entries_of(node, scopes)
+        for node in self._primaries():
+            yield from self._on(node, lambda wire: self._walk(wire, scopes))
+
+    def try_out(self) -> None:
+        """Ask every server once what a look asks, of no entry. Raises StoreError when one refuses."""
+        for node in self._primaries():
+            for _ in self._on(node, self._try):
+                pass
 
     def remove(self, names: Sequence[bytes]) -> Iterator[tuple[bytes, bool]]:
         for start in range(0, len(names), _NAMES_PER_STEP):
@@ -62,19 +65,24 @@ class Census:
         """End what runs, within one answer."""
         self._closed.set()
 
-    def _entries_of(self, node: Node, scopes: Collection[str] | None) -> Iterator[Seen[bytes]]:
+    def _primaries(self) -> Sequence[Node]:
+        primaries = self._exchange.know_nodes(_deadline_s())
+        if not primaries:
+            raise StoreError("no node of the cluster tells who has entries")
+        return primaries
+
+    def _on(self, node: Node, ask: Callable[[Wire], Iterator[Seen[bytes]]]) -> Iterator[Seen[bytes]]:
         try:
             wire = self._nodes.take(node, _deadline_s())
             try:
-                yield from self._walk(wire, scopes)
+                yield from ask(wire)
             finally:  # it is in a mode that no call must find it in
                 self._nodes.drop(wire)
         except FAILURES as error:
             raise StoreError(f"{node}: {error or type(error).__name__}") from error
 
     def _walk(self, wire: Wire, scopes: Collection[str] | None) -> Iterator[Seen[bytes]]:
-        told = wire.call(b"CLIENT", b"NO-TOUCH", b"ON", deadline_s=_deadline_s())
-        size: Request = (b"MEMORY", b"USAGE") if isinstance(told, ServerError) else (b"STRLEN",)
+        size = _quietly(wire)
         pattern = dir_pattern(*scopes) if scopes is not None and len(scopes) == 1 else ALL_ENTRIES
         cursor = b"0"
         while True:
@@ -86,6 +94,11 @@ class Census:
             if cursor == b"0":
                 return
             self._rest(started_s)
+
+    def _try(self, wire: Wire) -> Iterator[Seen[bytes]]:
+        size = _quietly(wire)
+        _scan(wire, b"0", ALL_ENTRIES)
+        yield from self._measured(wire, [(ALL_ENTRIES, "")], size)
 
     def _measured(
         self, wire: Wire, names: Sequence[tuple[bytes, str]], size: Request
@@ -115,6 +128,12 @@ class Census:
     def _rest(self, started_s: float) -> None:
         if self._closed.wait(min(_REST * (time.monotonic() - started_s), _LONGEST_REST_S)):
             raise StoreError("closed")
+
+
+def _quietly(wire: Wire) -> Request:
+    """Have the server take no look for a use; by what to ask for sizes."""
+    told = wire.call(b"CLIENT", b"NO-TOUCH", b"ON", deadline_s=_deadline_s())
+    return (b"MEMORY", b"USAGE") if isinstance(told, ServerError) else (b"STRLEN",)
 
 
 def _scan(wire: Wire, cursor: bytes, pattern: bytes) -> tuple[bytes, list[bytes]]:

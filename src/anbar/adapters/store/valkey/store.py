@@ -205,6 +205,10 @@ class ValkeyStore:
         stats = self._watch.stats()
         return stats if self._ledger is None else replace(stats, scopes=self._ledger.stats())
 
+    def try_quotas(self) -> None:
+        """Ask the servers what keeping quotas asks. Raises StoreError when one refuses."""
+        self._census.try_out()
+
     def close(self) -> None:
         if self._is_open:
             self._is_open = False

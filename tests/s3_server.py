@@ -4,6 +4,7 @@ It ends with the process that started it: the kernel sees to it (`setpriv --pdea
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -101,9 +102,10 @@ class S3Server:
         return connect(self.place(), attempt_s=PATIENCE_S, retry_s=PATIENCE_S)
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay, and nothing answers."""
+        """SIGSTOP: connections stay, and nothing answers. Done when all of its threads have stopped."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """SIGCONT."""

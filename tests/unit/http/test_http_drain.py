@@ -1,6 +1,7 @@
 """The HTTP server comes to its end: what runs is finished, nothing new is taken."""
 
 import asyncio
+import socket
 
 import pytest
 from loopback import connected, serving, unsent
@@ -80,3 +81,25 @@ async def test_drain_waits_for_what_is_written_but_not_sent() -> None:
         text = await client.rest()
         assert await draining == 0
     assert len(text.partition(b"\r\n\r\n")[2]) == size
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])  # after two, asyncio's loop itself has lost the socket
+async def test_a_stop_meets_who_is_just_being_accepted(turns: int) -> None:
+    """A connection that is made while a server stops is broken like those that were there, however far the
+    loop has come with it."""
+    async with serving(lambda exchange: exchange.answer(json_answer(200, "served"))) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(PATIENCE_S)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            assert await asyncio.to_thread(_answer, client) == b""
+
+
+def _answer(client: socket.socket) -> bytes:
+    """The first byte of it; none when the connection is broken."""
+    try:
+        client.sendall(GET)
+        return client.recv(1)
+    except (BrokenPipeError, ConnectionResetError):
+        return b""

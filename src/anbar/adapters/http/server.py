@@ -240,6 +240,8 @@ class Connection(asyncio.Protocol):
         self._deadline.set(self._limits.header_timeout_s)
         self._peer_is_local = _is_loopback(transport.get_extra_info("peername"))
         self._server.connections.add(self)
+        if self._server.stopped:  # it was being accepted when the others were broken
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -382,6 +384,7 @@ class HttpServer:
         self.refusal_answer = refusal_answer
         self.connections: set[Connection] = set()
         self.draining = False
+        self.stopped = False
         self.loop: asyncio.AbstractEventLoop
         self._server: asyncio.Server | None = None
 
@@ -410,7 +413,8 @@ class HttpServer:
         return num_busy
 
     async def stop(self) -> None:
-        """Stop listening and break every connection."""
+        """Stop listening, for good, and break every connection."""
+        self.stopped = True
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):

@@ -5,6 +5,7 @@
 
     <root>/v1/.trash-<scope>-<writer>-<number>/                       a removed scope, see `scope_removal`
     <root>/v1/.damaged/                                               see `quarantine`
+    <root>/v1/damaged/<scope>/<namespace>/<key>.kv                    the same in a bucket, see `s3.damaged`
     <root>/.sweep.lock, <root>/.clock                                 see `sweep`, `store_clock`
 
 Namespace and scope are digests in hex, so a directory listing tells nothing about tenants. The fan-out is

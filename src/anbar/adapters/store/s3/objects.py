@@ -12,6 +12,7 @@ from obstore.store import S3Store as Client
 
 from anbar.adapters.store.buffers import Bytes, as_bytes
 from anbar.adapters.store.layout import scope_of
+from anbar.adapters.store.quarantine import MAX_AGE_S
 from anbar.adapters.store.s3.client import S3_ERRORS, Place, connect, outcome_of
 from anbar.tier.store import Outcome
 
@@ -24,6 +25,8 @@ _PARTS_AT_A_TIME = 4
 """Of one upload."""
 _NAMES_PER_PAGE = 1000
 """What a server lists, and deletes, in one request."""
+DAMAGED_DIR = "damaged"
+"""Beside the namespaces, see `damaged`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,14 @@ class Limits:
         own = self.default_ttl_s
         if self.ttls_s:
             own = self.ttls_s.get(scope_of(name), own)
+        if is_damaged(name):
+            return MAX_AGE_S if own is None else min(own, MAX_AGE_S)
         return self.ttl_s if own is None else own
+
+
+def is_damaged(name: str) -> bool:
+    """Whether an object is a damaged entry that was kept aside. It ends by an age of its own."""
+    return name.rsplit("/", 4)[1:2] == [DAMAGED_DIR]
 
 
 class Objects:
@@ -140,20 +150,36 @@ class Objects:
     async def delete(self, name: str) -> Outcome:
         """HIT when it was there, MISS when not."""
         found = await self.look(name)
-        return found.outcome if found.outcome is not Outcome.HIT else await self._delete([name])
+        return found.outcome if found.outcome is not Outcome.HIT else await self.delete_found(name)
 
-    async def delete_damaged(self, name: str, e_tag: str | None, num_bytes: int) -> Outcome:
-        """Remove a damaged object, unless someone replaced it meanwhile by one of the right size."""
+    async def delete_found(self, name: str) -> Outcome:
+        """The same, of one that is known to be there."""
+        try:
+            await self.delete_all([name])
+        except S3_ERRORS as error:
+            return outcome_of(error)
+        return Outcome.HIT
+
+    async def find_damaged(self, name: str, e_tag: str | None, num_bytes: int) -> Found:
+        """A damaged object; MISS when someone replaced it meanwhile by one of the right size."""
         found = await self.look(name)
-        if found.outcome is Outcome.HIT and (found.e_tag == e_tag or found.num_bytes != num_bytes):
-            return await self._delete([name])
-        return found.outcome
+        is_whole = found.e_tag != e_tag and found.num_bytes == num_bytes
+        return Found(Outcome.MISS) if found.outcome is Outcome.HIT and is_whole else found
+
+    async def copy(self, name: str, to: str) -> Outcome:
+        """Copy an object within the server, over what is there."""
+        try:
+            await obstore.copy_async(self._writes, name, to)
+        except S3_ERRORS as error:
+            return outcome_of(error)
+        return Outcome.HIT
 
     async def delete_below(self, parent: str, child: str) -> Outcome:
-        """Remove everything below `<parent>/<any>/<child>`; MISS when there was nothing."""
+        """Remove everything below `<parent>/<any>/<child>`; MISS when there was nothing. What is kept aside
+        comes last, whether or not it was there at first, since others may be putting something there."""
         outcome = Outcome.MISS
         try:
-            for prefix in await self.directories(parent):
+            for prefix in (*await self.directories(parent), f"{parent}/{DAMAGED_DIR}"):
                 async for page in self.pages(f"{prefix}/{child}"):
                     await self.delete_all([meta["path"] for meta in page])
                     outcome = Outcome.HIT
@@ -173,10 +199,3 @@ class Objects:
     async def delete_all(self, names: Sequence[str]) -> None:
         """Remove objects. Raises what the client raises."""
         await obstore.delete_async(self._writes, names)
-
-    async def _delete(self, names: list[str]) -> Outcome:
-        try:
-            await self.delete_all(names)
-        except S3_ERRORS as error:
-            return outcome_of(error)
-        return Outcome.HIT

@@ -28,6 +28,7 @@ from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
 from anbar.adapters.store.requests import RequestLoop, Work
 from anbar.adapters.store.s3.census import Census
 from anbar.adapters.store.s3.client import Place
+from anbar.adapters.store.s3.damaged import Damaged
 from anbar.adapters.store.s3.objects import Limits, Objects
 from anbar.adapters.store.s3.probe import Health, probe
 from anbar.adapters.store.s3.reading import Reading
@@ -85,6 +86,7 @@ class S3Store:
         self._objects = Objects(self._limits)
         self._buffers = BufferPool(max_buffers=config.concurrency)
         self._loop = RequestLoop(config.concurrency, "anbar-s3")
+        self._damaged = Damaged(self._objects, self._loop)
         self._sweep = Sweep(self.layout)
         census = Census(self.layout, self._objects, self._loop, config.timeout_s, self._sweep.removed)
         self._ledger = ledger_of(config.scopes, census, config.pace, str(config.place))
@@ -109,7 +111,7 @@ class S3Store:
         if health.refusal:
             self._loop.close()
             raise StoreError(health.refusal)
-        if config.sweep and self._limits.shortest_s is not None:
+        if config.sweep:
             self._loop.begin(partial(self._sweep.run, self._objects, self._limits))
         if self._ledger is not None:
             self._ledger.start()
@@ -152,12 +154,7 @@ class S3Store:
             readings[index].take(piece)
             outcomes[index] = readings[index].outcome(self._format) or outcomes[index]
         damaged = [r for r, outcome in zip(readings, outcomes, strict=True) if outcome is Outcome.CORRUPT]
-        removals = [
-            partial(self._objects.delete_damaged, reading.name, reading.e_tag, reading.num_bytes)
-            for reading in damaged
-        ]
-        for _ in self._loop.run(removals, deadline_s):
-            pass  # what is not removed in time, the next reader finds
+        self._damaged.take(damaged, deadline_s)
         return outcomes
 
     def put(self, items: Sequence[PutItem], *, scope: Scope, timeout_s: float) -> list[Outcome]:

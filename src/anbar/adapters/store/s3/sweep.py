@@ -3,6 +3,7 @@ and earlier format versions.
 
 A pass lists all entries: a request for every thousand. Each engine makes its own, some hours apart and at
 random times, so that one usually finds nothing to do. Where that is too much, a lifecycle rule does the same.
+Where no entry becomes too old, it lists only the damaged ones that are kept aside.
 """
 
 import asyncio
@@ -12,8 +13,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from anbar.adapters.store.layout import VERSION_DIR, Layout, key_of, version_of
+from anbar.adapters.store.quarantine import MAX_AGE_S
 from anbar.adapters.store.s3.client import S3_ERRORS
-from anbar.adapters.store.s3.objects import Limits, Objects
+from anbar.adapters.store.s3.objects import DAMAGED_DIR, Limits, Objects, is_damaged
 from anbar.tier.store import StoreStats
 
 _PASSES_PER_TTL = 8
@@ -48,8 +50,7 @@ class Sweep:
 
     async def run(self, objects: Objects, limits: Limits) -> None:
         """Pass after pass, until cancelled. One that fails is given up: the next one comes."""
-        shortest_s = limits.shortest_s
-        assert shortest_s is not None, "something becomes too old"
+        shortest_s = MAX_AGE_S if limits.shortest_s is None else limits.shortest_s
         pause_s = min(max(shortest_s / _PASSES_PER_TTL, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
         while True:
             await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
@@ -59,15 +60,19 @@ class Sweep:
     async def once(self, objects: Objects, limits: Limits) -> None:
         """One pass. Raises what the client raises."""
         num_entries = used_bytes = 0
-        async for listed in objects.pages(str(self._layout.root)):
+        entries_end = limits.shortest_s is not None
+        parent = self._layout.root if entries_end else self._layout.version_dir / DAMAGED_DIR
+        async for listed in objects.pages(str(parent)):
             page = [meta for meta in listed if self._is_known(meta["path"])]
             old = [meta["path"] for meta in page if limits.is_expired(meta)]
             if old:
                 await objects.delete_all(old)
             self.removed(old)
-            num_entries += len(page) - len(old)
-            used_bytes += sum(meta["size"] for meta in page if not limits.is_expired(meta))
-        self._stats = StoreStats(num_entries, used_bytes, None)
+            left = [m["size"] for m in page if not (is_damaged(m["path"]) or limits.is_expired(m))]
+            num_entries += len(left)
+            used_bytes += sum(left)
+        if entries_end:
+            self._stats = StoreStats(num_entries, used_bytes, None)
 
     def _is_known(self, path: str) -> bool:
         """Whether an object is an entry of this format version or an earlier one."""

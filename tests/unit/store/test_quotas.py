@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anbar.adapters.store.files import FilesConfig, FilesStore
+from anbar.adapters.store.rations import Ration
 from anbar.adapters.store.record import HEADER_BYTES
 from anbar.adapters.store.sweep import Bounds
 from anbar.testing.store_contract import TIMEOUT_S, exists, get, put
@@ -257,3 +258,15 @@ def test_full_is_told_apart(tmp_path: Path) -> None:
         found = [put(store, key(index), value(1_000), "small") for index in range(3)]
         assert found == [Outcome.HIT, Outcome.HIT, Outcome.FULL]
         assert store.stats().scopes["small"].used_bytes == 2_000
+
+
+def test_what_can_never_fit_does_not_keep_out_what_fits() -> None:
+    """A value above the quota is refused; room is made for a smaller one that was refused beside it."""
+    ration = Ration(1_000, 0.9)
+    assert ration.admits(0, 800)
+    assert ration.wants_look()
+    assert not ration.admits(0, 1_001)
+    assert not ration.wants_look()
+    assert not ration.admits(0, 600)
+    assert not ration.admits(0, 1_001)
+    assert ration.need(800, 1.0) >= 400

@@ -47,7 +47,8 @@ class Ration:
         with self._lock:
             quota = self.quota_bytes
             if quota is not None and self.occupancy.used_bytes + num_bytes > quota:
-                self._refused_bytes = max(self._refused_bytes, num_bytes)
+                if num_bytes <= quota:  # no room can be made for more, and what fits must not wait for that
+                    self._refused_bytes = max(self._refused_bytes, num_bytes)
                 return False
             self.occupancy.wrote(part, num_bytes)
             self.is_changed = True

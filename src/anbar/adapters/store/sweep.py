@@ -118,7 +118,8 @@ class Sweeper:
         capacity = self._bounds.capacity_bytes
         full = capacity is not None and self.occupancy.used_bytes + num_bytes > capacity
         if full or self._free_bytes() < num_bytes:
-            self._refused_bytes = max(self._refused_bytes, num_bytes)
+            if capacity is None or num_bytes <= capacity:  # as in `Ration.admits`
+                self._refused_bytes = max(self._refused_bytes, num_bytes)
             self.wake()
             return False
         return True

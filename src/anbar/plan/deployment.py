@@ -157,12 +157,6 @@ class Deployment:
             most_words = in_words(MAX_HOST_BYTES, "bytes")
             raise Impossible("ram", f"is {in_words(host_bytes, 'bytes')} an engine; allowed: {most_words}")
 
-    def check_length(self, num_tokens: int) -> None:
-        """Raises Impossible: the model's context is shorter."""
-        if self.max_tokens is not None and num_tokens > self.max_tokens:
-            text = f"is {num_tokens:,}; the model's context has {self.max_tokens:,} (max_position_embeddings)"
-            raise Impossible("tokens", text)
-
     @property
     def device_bytes_per_token(self) -> int:
         """What a token takes of `kv_pool_bytes`."""

@@ -38,6 +38,11 @@ def key_digest(key: bytes) -> bytes:
     return hashlib.blake2b(key, digest_size=32).digest()
 
 
+def record_bytes(value: memoryview) -> int:
+    """What a value takes of a store."""
+    return HEADER_BYTES + value.nbytes
+
+
 class RecordFormat:
     """Headers of one namespace."""
 

@@ -24,7 +24,7 @@ import numpy as np
 from anbar.adapters.store.buffers import BufferPool, Bytes, as_bytes
 from anbar.adapters.store.layout import Layout, scope_dir
 from anbar.adapters.store.ledger import Pace, ledger_of
-from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
+from anbar.adapters.store.record import HEADER_BYTES, RecordFormat, record_bytes
 from anbar.adapters.store.requests import RequestLoop, Work
 from anbar.adapters.store.s3.census import Census
 from anbar.adapters.store.s3.client import Place
@@ -164,7 +164,7 @@ class S3Store:
         missing: list[int] = []
         looks = [partial(self._objects.look, name) for name in names]
         for index, found in self._loop.run(looks, deadline_s):
-            num_bytes = _num_bytes(items[index])
+            num_bytes = record_bytes(items[index].data)
             is_whole = found.num_bytes == num_bytes
             if not (found.outcome is Outcome.MISS or (found.outcome is Outcome.HIT and not is_whole)):
                 outcomes[index] = found.outcome
@@ -229,7 +229,3 @@ class S3Store:
     def _unknown(self, num_keys: int) -> list[Outcome]:
         """What is said of keys whose requests do not end in time."""
         return [Outcome.TIMEOUT if self._is_open else Outcome.ERROR] * num_keys
-
-
-def _num_bytes(item: PutItem) -> int:
-    return HEADER_BYTES + item.data.nbytes

@@ -18,7 +18,7 @@ from functools import partial
 from anbar.adapters.store.deadline import DeadlineRunner
 from anbar.adapters.store.layout import scope_dir
 from anbar.adapters.store.ledger import Pace, ledger_of
-from anbar.adapters.store.record import HEADER_BYTES, RecordFormat
+from anbar.adapters.store.record import RecordFormat, record_bytes
 from anbar.adapters.store.valkey.census import Census
 from anbar.adapters.store.valkey.commands import Command, Read, Write, exists, remove, renew
 from anbar.adapters.store.valkey.damaged import Damaged
@@ -178,7 +178,7 @@ class ValkeyStore:
         for index, outcome in zip(missing, self._run(writes, deadline_s, depth), strict=True):
             outcomes[index] = outcome
             if self._ledger is not None and outcome in (Outcome.ERROR, Outcome.FULL):
-                self._ledger.withdrew(scope, _num_bytes(items[index]))
+                self._ledger.withdrew(scope, record_bytes(items[index].data))
         return outcomes
 
     def delete(self, keys: Sequence[bytes], *, scope: Scope, timeout_s: float) -> list[Outcome]:
@@ -221,16 +221,12 @@ class ValkeyStore:
             self._runner.close()
 
     def _admits(self, scope: Scope, name: bytes, item: PutItem) -> bool:
-        return self._ledger is None or self._ledger.admits(scope, name, _num_bytes(item))
+        return self._ledger is None or self._ledger.admits(scope, name, record_bytes(item.data))
 
     def _run(self, commands: Sequence[Command], deadline_s: float, depth: int) -> list[Outcome]:
         if not self._is_open:
             return [Outcome.ERROR] * len(commands)
         return self._exchange.run(commands, deadline_s, depth) if commands else []
-
-
-def _num_bytes(item: PutItem) -> int:
-    return HEADER_BYTES + item.data.nbytes
 
 
 def _values_depth(buffers: Sequence[memoryview]) -> int:
